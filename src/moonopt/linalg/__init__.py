@@ -1,0 +1,1 @@
+"""Ground floor: pure tensor functions, imported by every floor above."""

@@ -1,0 +1,33 @@
+"""Steps that may turn out void: on the host they are not taken, on an accelerator they are taken with no effect.
+
+``finite`` is True where the host knows that the step is good, else a flag on the device, which is never waited for.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Rate = float | Tensor
+Tensors = tuple[Tensor, ...] | list[Tensor]
+Finite = Literal[True] | Tensor
+
+
+def kept(finite: Finite, new: Tensors, old: Tensors) -> Tensors:
+    """``new`` where the step is good, else ``old``."""
+    if finite is True:
+        return new
+    return [torch.where(finite, n, o) for n, o in zip(new, old, strict=True)]
+
+
+def effective(finite: Finite, rate: Rate) -> Rate:
+    """``rate`` where the step is good, else 0."""
+    return rate if finite is True else torch.where(finite, rate, 0.0)
+
+
+def move(parameters: Tensors, directions: Tensors, rate: Rate) -> None:
+    """P <- p - rate * direction, in the precision of the direction."""
+    if isinstance(rate, Tensor):
+        torch._foreach_sub_(parameters, torch._foreach_mul(directions, rate))
+    else:
+        torch._foreach_add_(parameters, directions, alpha=-rate)

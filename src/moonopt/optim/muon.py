@@ -1,0 +1,296 @@
+"""Muon: momentum, its polar factor as the update of every matrix, and AdamW for the rest. MOON builds on it."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from moonopt.errors import unknown_name
+from moonopt.linalg.polar import check_schedule, polar_dtype as working_dtype, polar_each
+from moonopt.optim.groups import (
+    SCALES,
+    Group,
+    Params,
+    check_group,
+    check_kind,
+    check_loadable,
+    groups_of,
+    load_into,
+    matrices_of,
+    state_dtype,
+)
+from moonopt.optim.masking import Finite, effective, kept, move
+from moonopt.optim.parameters import Placing
+from moonopt.optim.vectors import adamw_state, adamw_step
+from moonopt.tasks.pending import Combined, Pending
+from moonopt.tasks.verbs import Verbs
+
+NONFINITE = ("raise", "skip")
+
+
+class _PolarSettings(NamedTuple):
+    schedule: str
+    steps: int
+    dtype: torch.dtype | None
+
+
+class Muon(Verbs):
+    """Momentum, orthonormalized: M <- momentum * M + (1 - momentum) * G, Theta <- Theta - lr * scale * polar(M).
+
+    Args:
+        params: a module (its matrices and vectors are told apart by ``route_parameters``), its ``named_parameters()``, or
+            groups that carry ``kind="matrix"`` or ``kind="vector"``.
+        lr: length of a matrix update in the spectral norm (times ``scale``). Weight decay follows the move:
+            Theta <- (1 - lr * weight_decay) * Theta.
+        scale: ``none``, ``spectral`` = sqrt(max(1, rows / cols)), ``rms`` = 0.2 * sqrt(max(rows, cols)).
+        vector_lr, vector_betas, vector_eps, vector_weight_decay: AdamW's, for everything that is not a matrix.
+        schedule, steps, polar_dtype: see ``moonopt.polar``.
+        rules: overrides of the routing, from a name pattern to "matrix", "vector" or ``Split``.
+        module: the model, where ``params`` is not it.
+        nonfinite: "raise" on a NaN or infinite loss or gradient, or "skip" the step and count it.
+
+    >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    >>> optimizer = Muon(model, lr=0.02)
+    >>> losses = optimizer.minimize(lambda x: model(x).square().mean(0), torch.ones(3, 4))
+    >>> losses.shape
+    torch.Size([2])
+
+    """
+
+    _step_supports_amp_scaling = True  # a GradScaler leaves its scale and its verdict on us instead of waiting for it
+    _bad_loss = "NaN or infinite"
+
+    def __init__(
+        self,
+        params: Params,
+        *,
+        lr: float | Tensor = 0.02,
+        momentum: float = 0.95,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        scale: str = "none",
+        vector_lr: float | Tensor = 1e-3,
+        vector_betas: tuple[float, float] = (0.9, 0.999),
+        vector_eps: float = 1e-8,
+        vector_weight_decay: float = 0.0,
+        schedule: str = "polar_express",
+        steps: int = 5,
+        polar_dtype: torch.dtype | None = None,
+        rules: Mapping[str, Placing] | None = None,
+        module: nn.Module | None = None,
+        nonfinite: str = "raise",
+    ) -> None:
+        check_schedule(schedule, steps)
+        if nonfinite not in NONFINITE:
+            raise ValueError(unknown_name(nonfinite, NONFINITE, "nonfinite"))
+        self._module = params if isinstance(params, nn.Module) else module
+        self._polar = _PolarSettings(schedule, steps, polar_dtype)
+        self._nonfinite = nonfinite
+        self._pending = Pending()
+        self._vector_defaults = {"lr": vector_lr, "weight_decay": vector_weight_decay}
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay,
+            "scale": scale,
+            "betas": tuple(vector_betas),
+            "eps": vector_eps,
+        }
+        super().__init__(groups_of(params, rules, module), defaults)
+        self.param_groups[0]["steps"] = 0
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Move the matrices, let the task weights follow (MOON), then decay the matrices and move the vectors."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._pending.watch.tell()
+        combined = self._pending.take()
+        self._check_gradients()
+        self.param_groups[0]["steps"] += 1
+        finite = self._finiteness(combined)
+        if finite is not False:
+            directions = self._move_matrices(finite)
+            self._follow(combined, directions, finite)
+            self._decay_matrices(finite)
+            self._move_vectors(finite)
+        return loss
+
+    def diagnostics(self) -> dict[str, float]:
+        """Numbers for any logger. This waits for the device, and costs about a step."""
+        self._pending.watch.tell(wait=True)
+        numbers = {"steps": self.param_groups[0]["steps"], "skipped_steps": 0}
+        numbers |= self._pending.counters | self._pending.latest
+        momenta: list[Tensor] = []
+        for index, group in enumerate(self.param_groups):
+            numbers[f"lr/{index}"] = group["lr"]
+            if group["kind"] == "matrix":
+                parts = matrices_of(group, {p: self.state[p]["momentum"] for p in group["params"]})
+                matrices = [matrix for part in parts for matrix in part]
+                factors = [SCALES[group["scale"]](*matrix.shape) for matrix in matrices]
+                numbers[f"effective_lr/{index}"] = group["lr"] * sum(factors) / len(factors)
+                momenta += matrices
+        factors_of_momenta = polar_each(momenta, steps=8)
+        numbers["nuclear_norm"] = sum((m * w).sum() for m, w in zip(momenta, factors_of_momenta, strict=True))
+        return {name: float(number) for name, number in numbers.items()}
+
+    # The parts of a step
+
+    def _check_gradients(self) -> None:
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        if not gradients:
+            raise RuntimeError(
+                "No parameter has a gradient. Call backward() on the combined loss before step(), with no zero_grad() between."
+            )
+        if any(gradient.is_sparse for gradient in gradients):
+            raise RuntimeError("Sparse gradients are not supported: build the embedding with sparse=False.")
+
+    def _finiteness(self, combined: Sequence[Combined]) -> Finite | bool:
+        """Whether losses and gradients are finite: known at once on a CPU, a flag on an accelerator."""
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        largest = torch.stack(torch._foreach_norm(gradients, math.inf))
+        losses = [each.before.to(largest.device) for each in combined]
+        bad = torch.stack([*(~each.isfinite() for loss in losses for each in loss.unbind()), ~largest.isfinite().all()])
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        marked = bad.new_zeros(()) if found_inf is None else found_inf.to(bad.device).reshape(()) != 0
+        finite = ~(bad.any() | marked)
+        on_host = bad.device.type == "cpu"
+        if on_host and finite:
+            return True
+        self._pending.count("skipped_steps", 1 if on_host else (~finite).to(torch.int64))
+        if self._nonfinite == "raise":
+            names = [name for each in combined for name in each.names]
+            self._pending.watch.note(self.param_groups[0]["steps"], names, bad & ~marked, self._bad_loss)
+            self._pending.watch.tell()
+        return False if on_host else finite
+
+    def _move_matrices(self, finite: Finite) -> dict[Tensor, Tensor]:
+        """Theta <- Theta - lr * scale * W; returns scale * W by parameter."""
+        directions: dict[Tensor, Tensor] = {}
+        for group in self._of_kind("matrix"):
+            parameters, gradients = self._gradients(group)
+            if not parameters:
+                continue
+            momenta = [self.state[p]["momentum"] for p in parameters]
+            usable = kept(finite, gradients, momenta)
+            torch._foreach_lerp_(momenta, usable, 1 - group["momentum"])
+            source = torch._foreach_lerp(usable, momenta, group["momentum"]) if group["nesterov"] else momenta
+            updates = self._orthonormal(group, dict(zip(parameters, source, strict=True)))
+            move(parameters, list(updates.values()), effective(finite, group["lr"]))
+            directions |= updates
+        return directions
+
+    def _orthonormal(self, group: Group, source: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
+        """Scale * polar of every matrix, in the shapes of the parameters."""
+        parts = matrices_of(group, source)
+        matrices = [matrix for part in parts for matrix in part]
+        factors = polar_each(matrices, *self._polar)
+        self._remember(matrices, factors)
+        for factor in factors:
+            if (scale := SCALES[group["scale"]](*factor.shape)) != 1.0:
+                factor.mul_(scale)
+        remaining = iter(factors)
+        joined = [next(remaining) if len(part) == 1 else torch.cat([next(remaining) for _ in part]) for part in parts]
+        return {p: update.reshape(p.shape) for p, update in zip(source, joined, strict=True)}
+
+    def _follow(self, combined: Sequence[Combined], directions: Mapping[Tensor, Tensor], finite: Finite) -> None:
+        """What a method does when the matrices have moved and nothing else has."""
+
+    def _decay_matrices(self, finite: Finite) -> None:
+        for group in self._of_kind("matrix"):
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if group["weight_decay"] and parameters:
+                torch._foreach_mul_(parameters, 1 - effective(finite, group["lr"]) * group["weight_decay"])
+
+    def _move_vectors(self, finite: Finite) -> None:
+        for group in self._of_kind("vector"):
+            parameters, gradients = self._gradients(group)
+            adamw_step(
+                parameters,
+                gradients,
+                [self.state[p] for p in parameters],
+                rate=effective(finite, group["lr"]),
+                betas=group["betas"],
+                eps=group["eps"],
+                weight_decay=group["weight_decay"],
+                finite=finite,
+            )
+
+    def _gradients(self, group: Group) -> tuple[list[Tensor], list[Tensor]]:
+        """The parameters that have a gradient, and their gradients in the dtype of the state, unscaled."""
+        parameters = [p for p in group["params"] if p.grad is not None]
+        gradients = [p.grad.to(state_dtype(p)) for p in parameters]
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        if scale is not None and gradients:
+            gradients = list(torch._foreach_div(gradients, scale.to(gradients[0].device).reshape(())))
+        return parameters, gradients
+
+    def _remember(self, matrices: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
+        """For the diagnostics: how many factors were computed, where and in which dtype, and that they are such."""
+        dtypes = [str(working_dtype(matrix, self._polar.dtype)).removeprefix("torch.") for matrix in matrices]
+        ran = Counter(
+            f"polar/{self._polar.schedule}/torch-{matrix.device.type}/{dtype}"
+            for matrix, dtype in zip(matrices, dtypes, strict=True)
+        )
+        self._pending.latest |= ran
+        smallest = min(factors, key=Tensor.numel)
+        self._pending.latest["polar/singular_value_rms"] = smallest.norm() / math.sqrt(min(smallest.shape))
+
+    def _of_kind(self, kind: str) -> list[Group]:
+        return [group for group in self.param_groups if group["kind"] == kind]
+
+    # Groups and state
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Torch's; the group says ``kind="matrix"`` or ``kind="vector"``."""
+        check_kind(param_group)
+        super().add_param_group((self._vector_defaults if param_group["kind"] == "vector" else {}) | param_group)
+        group = self.param_groups[-1]
+        group.setdefault("rows", [None] * len(group["params"]))
+        try:
+            check_group(group)
+            _check_one_device(self.param_groups)
+        except ValueError:
+            self.param_groups.pop()
+            raise
+        for p in group["params"]:
+            momentum = torch.zeros_like(p, dtype=state_dtype(p), memory_format=torch.contiguous_format)
+            self.state[p] = {"momentum": momentum} if group["kind"] == "matrix" else adamw_state(p, state_dtype(p))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Torch's. Non-finite losses and gradients that were not told of yet are told of now."""
+        self._pending.watch.tell(wait=True)
+        return super().state_dict()
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Torch's, but in place and in the saved dtypes: torch would cast float32 state to that of bfloat16 parameters."""
+        state_dict = state_dict.copy()
+        for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = pre_hook(self, state_dict) or state_dict
+        saved_groups = state_dict["param_groups"]
+        check_loadable(self.param_groups, saved_groups)
+        for group, saved in zip(self.param_groups, saved_groups, strict=True):
+            device = group["params"][0].device
+            for p, key in zip(group["params"], saved["params"], strict=True):
+                load_into(self.state[p], state_dict["state"].get(key, {}), device)
+            load_into(group, {name: value for name, value in saved.items() if name != "params"}, device)
+        self._pending.clear()
+        for post_hook in self._optimizer_load_state_dict_post_hooks.values():
+            post_hook(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        ours = ("_module", "_polar", "_nonfinite", "_pending", "_vector_defaults")
+        return super().__getstate__() | {name: getattr(self, name) for name in ours}
+
+
+def _check_one_device(groups: Sequence[Group]) -> None:
+    devices = {str(p.device) for group in groups for p in group["params"]}
+    if len(devices) > 1:
+        raise ValueError(f"All parameters must be on one device, found {', '.join(sorted(devices))}.")

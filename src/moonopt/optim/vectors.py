@@ -1,0 +1,59 @@
+"""AdamW for everything that is not a matrix: one foreach step, moments in float32 or better, maskable on the device."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moonopt.optim.masking import Finite, Rate, Tensors, kept, move
+
+
+def adamw_state(parameter: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    """m, v and the number of steps, all zero."""
+    zeros = torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
+    return {
+        "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+        "exp_avg": zeros,
+        "exp_avg_sq": zeros.clone(),
+    }
+
+
+def adamw_step(
+    parameters: Tensors,
+    gradients: Tensors,
+    states: Sequence[dict[str, Any]],
+    *,
+    rate: Rate,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    finite: Finite,
+) -> None:
+    """M <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2, p <- (1 - rate * decay) p - rate * m^ / (sqrt(v^) + eps)."""
+    if not parameters:
+        return
+    steps = [state["step"] for state in states]
+    means = [state["exp_avg"] for state in states]
+    squares = [state["exp_avg_sq"] for state in states]
+    torch._foreach_add_(steps, 1 if finite is True else finite.to(torch.float32))
+    torch._foreach_lerp_(means, kept(finite, gradients, means), 1 - betas[0])
+    torch._foreach_lerp_(squares, kept(finite, torch._foreach_mul(gradients, gradients), squares), 1 - betas[1])
+
+    updates = torch._foreach_sqrt(squares)
+    torch._foreach_div_(updates, torch._foreach_sqrt(_bias_corrections(betas[1], steps)))
+    torch._foreach_add_(updates, eps)
+    torch._foreach_mul_(updates, _bias_corrections(betas[0], steps))
+    torch._foreach_reciprocal_(updates)
+    torch._foreach_mul_(updates, means)
+    if weight_decay:
+        torch._foreach_mul_(parameters, 1 - rate * weight_decay)
+    move(parameters, updates, rate)
+
+
+def _bias_corrections(beta: float, steps: Tensors) -> Tensors:
+    """1 - beta^step. A void step before the first counts as the first, so that nothing is divided by zero."""
+    powers = torch._foreach_pow(beta, torch._foreach_clamp_min(steps, 1.0))
+    torch._foreach_neg_(powers)
+    torch._foreach_add_(powers, 1)
+    return powers

@@ -1,0 +1,1 @@
+"""First floor: what task losses can be asked."""

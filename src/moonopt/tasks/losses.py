@@ -1,0 +1,117 @@
+"""Reading a closure's answer: which tasks it has, one scalar each, in a dtype that can be compared."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from moonopt.errors import unknown_name
+
+#: What a closure may return: a 1-D tensor, a sequence or a mapping of scalar losses.
+Losses = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
+
+
+class TaskLosses(NamedTuple):
+    """The losses of the tasks that are there, in the order of the tasks."""
+
+    names: tuple[str, ...]
+    present: tuple[bool, ...]  # of all tasks, in their order
+    values: Tensor  # one per present task, float32 or better, still in the graph
+    rounding: Tensor  # how far rounding alone may have put each value, in the dtype that the closure gave it
+
+    def log(self) -> "TaskLosses":
+        """The logarithms of the losses. A loss that is not positive becomes NaN or infinite."""
+        values = self.values.log()
+        relative = self.rounding / self.values.detach().abs()
+        return self._replace(values=values, rounding=relative * (1 + values.detach().abs()))
+
+
+def task_names(tasks: int | Sequence[str]) -> tuple[str, ...]:
+    """Task names from a number ("0", "1", ...) or from the names themselves."""
+    names = tuple(str(i) for i in range(tasks)) if isinstance(tasks, int) else tuple(tasks)
+    if isinstance(tasks, str) or not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"tasks must be a positive number or a sequence of names, found {tasks!r}.")
+    if len(set(names)) < len(names):
+        raise ValueError(f"Task names must differ, found {', '.join(names)}.")
+    return names
+
+
+def read_losses(answer: Losses, tasks: Sequence[str] | None = None) -> TaskLosses:
+    """The losses in ``answer`` by task. Without ``tasks``, the answer itself says which there are.
+
+    Only a mapping may omit tasks: a sequence or tensor has one loss for each, in their order.
+    """
+    if isinstance(answer, Mapping):
+        by_name = dict(answer)
+        tasks = tuple(by_name) if tasks is None else tasks
+        _check_names(by_name, tasks)
+    else:
+        scalars = _scalars(answer)
+        tasks = task_names(max(1, len(scalars))) if tasks is None else tasks
+        if len(scalars) != len(tasks):
+            raise ValueError(
+                f"The closure returned {len(scalars)} losses, expected {len(tasks)} ({', '.join(tasks)}). "
+                "Return a dict to leave tasks out."
+            )
+        by_name = dict(zip(tasks, scalars, strict=True))
+    names = tuple(name for name in tasks if name in by_name)
+    losses = [_checked(by_name[name], name) for name in names]
+    device = losses[0].device
+    values = torch.stack([loss.to(device, torch.promote_types(loss.dtype, torch.float32)) for loss in losses])
+    spacing = max(torch.finfo(loss.dtype).eps for loss in losses)
+    present = tuple(name in by_name for name in tasks)
+    return TaskLosses(names, present, values, rounding=spacing * values.detach().abs())
+
+
+def in_half_precision(answer: Losses) -> bool:
+    """Whether some loss has fewer digits than float32."""
+    losses = [answer] if isinstance(answer, Tensor) else answer.values() if isinstance(answer, Mapping) else answer
+    return any(loss.dtype in (torch.float16, torch.bfloat16) for loss in losses)
+
+
+def detached(answer: Losses) -> Any:
+    """The same structure without the graph."""
+    if isinstance(answer, Tensor):
+        return answer.detach()
+    if isinstance(answer, Mapping):
+        return {name: loss.detach() for name, loss in answer.items()}
+    losses = [loss.detach() for loss in answer]
+    if isinstance(answer, tuple):
+        return type(answer)._make(losses) if hasattr(answer, "_make") else tuple(losses)
+    return losses
+
+
+def _check_names(by_name: Mapping[str, Tensor], tasks: Sequence[str]) -> None:
+    for name in by_name:
+        if name not in tasks:
+            raise ValueError(unknown_name(name, tasks, "task in the closure's losses"))
+    if not by_name:
+        raise ValueError(f"The closure returned no loss at all, expected some of {', '.join(tasks) or 'the tasks'}.")
+
+
+def _scalars(answer: Tensor | Sequence[Tensor]) -> Sequence[Tensor]:
+    if isinstance(answer, Tensor):
+        if answer.ndim != 1:
+            raise ValueError(
+                f"The closure returned a tensor of shape {tuple(answer.shape)}, expected one loss per task: a 1-D tensor, "
+                "a sequence or a dict of scalars."
+            )
+        return answer.unbind()
+    if isinstance(answer, Sequence) and not isinstance(answer, str):
+        return answer
+    raise TypeError(
+        f"The closure returned {type(answer).__name__}, expected a 1-D tensor, a sequence or a dict of scalar losses."
+    )
+
+
+def _checked(loss: Tensor, name: str) -> Tensor:
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"The loss of task {name!r} is a {type(loss).__name__}, expected a tensor with one number.")
+    if loss.ndim != 0:
+        raise ValueError(
+            f"The loss of task {name!r} has shape {tuple(loss.shape)}, expected a scalar: take its mean or its sum."
+        )
+    if not loss.is_floating_point():
+        raise TypeError(f"The loss of task {name!r} has dtype {loss.dtype}, expected a floating point one.")
+    return loss

@@ -1,0 +1,78 @@
+"""What waits between ``combine`` and ``step``, and what has been counted on the way.
+
+Everything is in one mutable object, because trainers wrap optimizers in subclasses that copy the ``__dict__``: attributes
+must not be rebound. Pickling and copying drop it: a graph that waits for its backward cannot be saved.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from moonopt.tasks.losses import TaskLosses
+from moonopt.tasks.replay import Replay
+from moonopt.tasks.watch import Watch
+
+
+class Combined:
+    """One micro-batch: its losses before the move, how to evaluate them again, and whether its backward has run."""
+
+    def __init__(self, losses: TaskLosses, replay: Replay | None, observed: Any = None) -> None:
+        self.names, self.present = losses.names, losses.present
+        self.before, self.rounding = losses.values.detach(), losses.rounding
+        self.replay = replay
+        self.observed = observed  # what the method wants to keep
+        self.backward_has_run = False
+
+    def notice_backward(self, gradient: Tensor) -> None:
+        """A hook for the combined loss: a backward pass reaches it, by whatever name and scale it is called."""
+        self.backward_has_run = True
+
+
+class Pending:
+    """The combined losses of the coming step, and counters."""
+
+    def __init__(self) -> None:
+        self.combined: list[Combined] = []
+        self.watch = Watch()
+        self.counters: dict[str, int | Tensor] = {}
+        self.latest: dict[str, int | Tensor] = {}  # of the last step, for diagnostics
+        self.by_task: dict[str, Tensor] = {}  # of the last step, one number per task
+        self.said: set[str] = set()  # warnings
+
+    def __reduce__(self) -> tuple[Callable[[], "Pending"], tuple[()]]:
+        return Pending, ()
+
+    def add(self, combined: Combined, loss: Tensor) -> None:
+        """Let ``combined`` wait for the backward pass of ``loss`` and the step after it."""
+        loss.register_hook(combined.notice_backward)  # type: ignore[no-untyped-call]
+        self.combined.append(combined)
+
+    def take(self) -> list[Combined]:
+        """What the coming step is made of.
+
+        A loss without a backward has no part in it, nor in a later one: by then the parameters that it was evaluated at
+        are gone.
+        """
+        taken = [each for each in self.combined if each.backward_has_run]
+        self.count("losses_without_backward", len(self.combined) - len(taken))
+        self.combined.clear()
+        return taken
+
+    def forget_finished(self) -> None:
+        """Drop losses whose backward has run but whose step never came: a gradient scaler skipped it."""
+        waiting = [each for each in self.combined if not each.backward_has_run]
+        if len(waiting) < len(self.combined):
+            self.count("skipped_steps", 1)
+        self.combined[:] = waiting
+
+    def clear(self) -> None:
+        """Forget everything but the warnings that were given."""
+        self.combined.clear()
+        self.watch.clear()
+        self.counters.clear()
+        self.latest.clear()
+        self.by_task.clear()
+
+    def count(self, name: str, number: int | Tensor) -> None:
+        self.counters[name] = self.counters.get(name, 0) + number

@@ -1,0 +1,125 @@
+"""Evaluating a closure again as it was evaluated before: same random numbers, buffers, training flags and autocast.
+
+What is protected is what torch knows of: its generators on the CPU and on the accelerators in use, and the module's
+buffers and flags. A closure that draws from Python's or NumPy's generators, advances a data loader, or logs, does so
+twice. One that differentiates inside (a gradient penalty) must do so under ``torch.enable_grad()``.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+Answer = Any
+
+
+class Replay:
+    """A closure bound to its arguments, and the circumstances of its first evaluation.
+
+    Made before that evaluation; ``first()`` runs it, ``again()`` repeats it without a graph and leaves no trace.
+    """
+
+    def __init__(
+        self, closure: Callable[..., Answer], args: tuple[Any, ...], module: nn.Module | None, devices: Iterable[torch.device]
+    ) -> None:
+        self._closure, self._args, self._module = closure, args, module
+        self._generators = _Generators(devices)
+        self._autocast = _Autocast(devices)
+        self._buffers = _Buffers(module)
+        self._flags = _Flags(module)
+
+    def first(self) -> Answer:
+        """The first evaluation, in the circumstances that are."""
+        return self._closure(*self._args)
+
+    @torch.no_grad()
+    def again(self) -> Answer:
+        """The closure's answer under the circumstances of the first evaluation; nothing but parameters has changed."""
+        here = (_Buffers(self._module), _Flags(self._module), self._generators.here())
+        try:
+            for state in (self._buffers, self._flags, self._generators):
+                state.restore()
+            with self._autocast.restored():
+                return self._closure(*self._args)
+        finally:
+            for state in here:
+                state.restore()
+
+
+class _Buffers:
+    """Every buffer of a module: which tensor it is, and its contents."""
+
+    def __init__(self, module: nn.Module | None) -> None:
+        owners = module.modules() if module is not None else ()
+        self._places = [
+            (owner, name, buffer) for owner in owners for name, buffer in owner._buffers.items() if buffer is not None
+        ]
+        self._contents = [buffer.clone() for _, _, buffer in self._places]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for owner, name, buffer in self._places:
+            if owner._buffers.get(name) is not buffer:
+                owner._buffers[name] = buffer
+        if self._places:
+            torch._foreach_copy_([buffer for _, _, buffer in self._places], self._contents)
+
+
+class _Flags:
+    """The training flag of every submodule."""
+
+    def __init__(self, module: nn.Module | None) -> None:
+        self._flags = [(each, each.training) for each in module.modules()] if module is not None else []
+
+    def restore(self) -> None:
+        for module, training in self._flags:
+            if module.training != training:
+                module.training = training
+
+
+class _Generators:
+    """The default generators of the CPU and of every accelerator in use."""
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        self._devices = sorted({device for device in devices if device.type not in ("cpu", "meta")}, key=str)
+        self._cpu = torch.get_rng_state()
+        self._accelerators = [_device_module(device).get_rng_state(*_index(device)) for device in self._devices]
+
+    def here(self) -> "_Generators":
+        return _Generators(self._devices)
+
+    def restore(self) -> None:
+        torch.set_rng_state(self._cpu)
+        for device, state in zip(self._devices, self._accelerators, strict=True):
+            _device_module(device).set_rng_state(state, *_index(device))
+
+
+class _Autocast:
+    """Whether and how autocast is on, for the CPU and every accelerator in use."""
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        types = {"cpu"} | {device.type for device in devices if device.type != "meta"}
+        self._states = [(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in sorted(types)]
+        self._cache = torch.is_autocast_cache_enabled()
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for kind, enabled, dtype in self._states:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=self._cache))
+            torch.clear_autocast_cache()  # casts of weights that have moved since
+            try:
+                yield
+            finally:
+                torch.clear_autocast_cache()
+
+
+def _device_module(device: torch.device) -> Any:
+    return torch.get_device_module(device)
+
+
+def _index(device: torch.device) -> tuple[torch.device, ...]:
+    """The device as an argument; there is only one of Apple's, and its functions take none."""
+    return () if device.type == "mps" else (device,)

@@ -1,0 +1,94 @@
+"""The verbs: ``minimize`` and ``combine`` beside torch's ``step`` and ``zero_grad``, the same for every method."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from moonopt.tasks.losses import Losses, TaskLosses, detached, read_losses
+from moonopt.tasks.pending import Combined, Pending
+from moonopt.tasks.replay import Replay
+
+Closure = Callable[..., Losses]
+
+
+class Verbs(Optimizer):
+    """An optimizer of several losses. A method says how they are weighted; by default their mean is taken."""
+
+    _pending: Pending
+
+    def minimize(self, closure: Closure, *args: Any) -> Any:
+        """One step on ``closure(*args)``: ``zero_grad()``, ``combine(closure, *args).backward()``, ``step()``.
+
+        Returns the losses before the step, detached, in the structure in which the closure gave them.
+        """
+        self.zero_grad()
+        loss, answer = self._combine(closure, args, None)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.step()
+        return detached(answer)
+
+    def combine(self, closure: Closure | Losses, *args: Any, again: Callable[[], Losses] | None = None) -> Tensor:
+        """The task losses as one scalar for any backward pass.
+
+        Args:
+            closure: called now as ``closure(*args)``, for a 1-D tensor, sequence or dict of scalar losses. Methods that
+                evaluate twice call it again in ``step``, with the same random numbers, buffers, flags and autocast. Or
+                losses that were computed already.
+            args: the closure's, kept until ``step``.
+            again: computes such losses once more. It must be bound to its batch (in a loop, by a default argument) and
+                free of randomness.
+
+        Several calls before one ``step`` are micro-batches of it. Without a graph, as in validation, nothing waits.
+
+        """
+        return self._combine(closure, args, again)[0]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Torch's, and forget combined losses whose backward has run: their step was skipped."""
+        super().zero_grad(set_to_none)
+        self._pending.forget_finished()
+
+    def _combine(
+        self, closure: Closure | Losses, args: tuple[Any, ...], again: Callable[[], Losses] | None
+    ) -> tuple[Tensor, Losses]:
+        self._pending.watch.tell()
+        if callable(closure):
+            if again is not None:
+                raise ValueError("again= is for losses that were computed already: a closure is called again by itself.")
+            replay = self._replay(closure, args)
+            answer = closure(*args) if replay is None else replay.first()
+        else:
+            if args:
+                raise ValueError(f"Arguments are for a closure, and the first one is a {type(closure).__name__}.")
+            replay = None if again is None else self._replay(again, ())
+            answer = closure
+        losses = self._read(answer, replay)
+        loss = (self._gradient_weights(losses).to(losses.values) * losses.values).sum()
+        if loss.requires_grad:
+            self._pending.add(self._combined(losses, replay), loss)
+        return loss, answer
+
+    def _replay(self, closure: Closure, args: tuple[Any, ...]) -> Replay | None:
+        """How to evaluate ``closure`` again, for methods that do."""
+        return None
+
+    def _read(self, answer: Losses, replay: Replay | None) -> TaskLosses:
+        """The losses by task."""
+        return read_losses(answer)
+
+    def _gradient_weights(self, losses: TaskLosses) -> Tensor:
+        """Of the losses that are there, in the combined gradient."""
+        return torch.zeros_like(losses.values).softmax(0)
+
+    def _combined(self, losses: TaskLosses, replay: Replay | None) -> Combined:
+        """What waits for ``step``."""
+        return Combined(losses, replay)
+
+    def _warn_once(self, text: str) -> None:
+        if text not in self._pending.said:
+            self._pending.said.add(text)
+            warnings.warn(text, stacklevel=5)

@@ -1,0 +1,60 @@
+"""Non-finite losses and gradients: noticed on the device, told on the host as soon as that costs no waiting."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class _Report(NamedTuple):
+    step: int
+    names: tuple[str, ...]  # of the losses; the last flag is the gradients'
+    ailment: str
+    bad: Tensor  # on the host, once ready
+    ready: torch.Event | None
+
+
+class Watch:
+    """A queue of reports on their way to the host."""
+
+    def __init__(self) -> None:
+        self._reports: list[_Report] = []
+
+    def note(self, step: int, names: Sequence[str], bad: Tensor, ailment: str = "NaN or infinite") -> None:
+        """``bad`` has one flag per name and one for the gradients; ``ailment`` says what a bad loss is."""
+        ready = None
+        if bad.device.type != "cpu":
+            ready = torch.Event(bad.device)
+            bad = bad.to("cpu", non_blocking=True)
+            ready.record()
+        self._reports.append(_Report(step, tuple(names), ailment, bad, ready))
+
+    def tell(self, wait: bool = False) -> None:
+        """Raise for the first report that has arrived and is bad; with ``wait``, let them all arrive."""
+        while self._reports:
+            report = self._reports[0]
+            if report.ready is not None and not report.ready.query():
+                if not wait:
+                    return
+                report.ready.synchronize()
+            self._reports.pop(0)
+            flags = report.bad.tolist()
+            if any(flags):
+                self._reports.clear()
+                raise FloatingPointError(_text(report, flags))
+
+    def clear(self) -> None:
+        self._reports.clear()
+
+
+def _text(report: _Report, flags: list[bool]) -> str:
+    tasks = list(dict.fromkeys(repr(name) for name, flag in zip(report.names, flags, strict=False) if flag))
+    if tasks:
+        what = f"the loss of {'tasks' if len(tasks) > 1 else 'task'} {', '.join(tasks)} is {report.ailment}"
+    else:
+        what = "a gradient is NaN or infinite, though all losses are finite"
+    return (
+        f"At step {report.step}, {what}. Parameters and optimizer state were left as they were. "
+        'Pass nonfinite="skip" to leave out such steps and count them.'
+    )
