@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from moonopt.errors import unknown_name
-from moonopt.optim.parameters import KINDS, Placing, blocks, route_parameters
+from moonopt.optim.parameters import KINDS, Placing, route_parameters
 
 Params = nn.Module | Iterable[tuple[str, nn.Parameter]] | Iterable[dict[str, Any]]
 Group = dict[str, Any]
+
+HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 #: Factor on the update of a matrix by its rows and columns: none (the paper), Muon's own, and the one after which the
 #: update has the root mean square that AdamW's usually has.
@@ -81,14 +83,9 @@ def with_rows(group: Group) -> list[tuple[Tensor, list[int] | None]]:
     return list(zip(group["params"], group["rows"], strict=True))
 
 
-def matrices_of(group: Group, tensors: Mapping[Tensor, Tensor]) -> list[list[Tensor]]:
-    """For each of a group's parameters that has a tensor, the matrices that it is made of."""
-    return [blocks(tensors[p], rows) for p, rows in with_rows(group) if p in tensors]
-
-
 def state_dtype(parameter: Tensor) -> torch.dtype:
     """State is kept in float32, whatever less the parameters have."""
-    return torch.promote_types(parameter.dtype, torch.float32)
+    return torch.float32 if parameter.dtype in HALF_DTYPES else parameter.dtype
 
 
 def check_loadable(groups: Sequence[Group], saved: Sequence[Group]) -> None:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from moonopt.errors import unknown_name
-from moonopt.linalg.polar import check_schedule, polar_dtype as working_dtype, polar_each
+from moonopt.linalg.polar import check_schedule, polar_each
 from moonopt.optim.groups import (
+    HALF_DTYPES,
     SCALES,
     Group,
     Params,
@@ -19,11 +20,11 @@ from moonopt.optim.groups import (
     check_loadable,
     groups_of,
     load_into,
-    matrices_of,
     state_dtype,
+    with_rows,
 )
-from moonopt.optim.masking import Finite, effective, kept, move
-from moonopt.optim.parameters import Placing
+from moonopt.optim.masking import Finite, Tensors, effective, kept, move
+from moonopt.optim.parameters import Placing, blocks
 from moonopt.optim.vectors import adamw_state, adamw_step
 from moonopt.tasks.pending import Combined, Pending
 from moonopt.tasks.verbs import Verbs
@@ -35,6 +36,15 @@ class _PolarSettings(NamedTuple):
     schedule: str
     steps: int
     dtype: torch.dtype | None
+
+
+class _Active(NamedTuple):
+    """The parameters of a group that have a gradient."""
+
+    group: Group
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+    rows: list[list[int] | None]
 
 
 class Muon(Verbs):
@@ -111,15 +121,14 @@ class Muon(Verbs):
             with torch.enable_grad():
                 loss = closure()
         self._pending.watch.tell()
-        combined = self._pending.take()
-        self._check_gradients()
+        active, combined = self._active(), self._pending.take()
         self.param_groups[0]["steps"] += 1
-        finite = self._finiteness(combined)
+        finite = self._finiteness(active, combined)
         if finite is not False:
-            directions = self._move_matrices(finite)
+            directions = self._move_matrices(active, finite)
             self._follow(combined, directions, finite)
-            self._decay_matrices(finite)
-            self._move_vectors(finite)
+            self._decay_matrices(active, finite)
+            self._move_vectors(active, finite)
         return loss
 
     def diagnostics(self) -> dict[str, float]:
@@ -131,32 +140,35 @@ class Muon(Verbs):
         for index, group in enumerate(self.param_groups):
             numbers[f"lr/{index}"] = group["lr"]
             if group["kind"] == "matrix":
-                parts = matrices_of(group, {p: self.state[p]["momentum"] for p in group["params"]})
-                matrices = [matrix for part in parts for matrix in part]
-                factors = [SCALES[group["scale"]](*matrix.shape) for matrix in matrices]
-                numbers[f"effective_lr/{index}"] = group["lr"] * sum(factors) / len(factors)
+                matrices = [m for p, rows in with_rows(group) for m in blocks(self.state[p]["momentum"], rows)]
+                scales = [SCALES[group["scale"]](*matrix.shape) for matrix in matrices]
+                numbers[f"effective_lr/{index}"] = group["lr"] * sum(scales) / len(scales)
                 momenta += matrices
-        factors_of_momenta = polar_each(momenta, steps=8)
-        numbers["nuclear_norm"] = sum((m * w).sum() for m, w in zip(momenta, factors_of_momenta, strict=True))
+        numbers["nuclear_norm"] = sum((m * w).sum() for m, w in zip(momenta, polar_each(momenta, steps=8), strict=True))
         return {name: float(number) for name, number in numbers.items()}
 
     # The parts of a step
 
-    def _check_gradients(self) -> None:
-        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        if not gradients:
+    def _active(self) -> list[_Active]:
+        """The parameters that have a gradient, by group."""
+        active = []
+        for group in self.param_groups:
+            entries = [(p, p.grad, rows) for p, rows in with_rows(group) if p.grad is not None]
+            if entries:
+                active.append(_Active(group, *map(list, zip(*entries, strict=True))))
+        if not active:
             raise RuntimeError(
                 "No parameter has a gradient. Call backward() on the combined loss before step(), with no zero_grad() between."
             )
-        if any(gradient.is_sparse for gradient in gradients):
+        if any(gradient.is_sparse for each in active for gradient in each.gradients):
             raise RuntimeError("Sparse gradients are not supported: build the embedding with sparse=False.")
+        return active
 
-    def _finiteness(self, combined: Sequence[Combined]) -> Finite | bool:
+    def _finiteness(self, active: Sequence[_Active], combined: Sequence[Combined]) -> Finite | bool:
         """Whether losses and gradients are finite: known at once on a CPU, a flag on an accelerator."""
-        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
-        largest = torch.stack(torch._foreach_norm(gradients, math.inf))
-        losses = [each.before.to(largest.device) for each in combined]
-        bad = torch.stack([*(~each.isfinite() for loss in losses for each in loss.unbind()), ~largest.isfinite().all()])
+        finite_gradients = _all_finite([gradient for each in active for gradient in each.gradients])
+        good = [each.before.to(finite_gradients.device).isfinite() for each in combined]
+        bad = ~torch.cat([*good, finite_gradients.reshape(1)])
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         marked = bad.new_zeros(()) if found_inf is None else found_inf.to(bad.device).reshape(()) != 0
         finite = ~(bad.any() | marked)
@@ -170,77 +182,52 @@ class Muon(Verbs):
             self._pending.watch.tell()
         return False if on_host else finite
 
-    def _move_matrices(self, finite: Finite) -> dict[Tensor, Tensor]:
+    def _move_matrices(self, active: Sequence[_Active], finite: Finite) -> dict[Tensor, Tensor]:
         """Theta <- Theta - lr * scale * W; returns scale * W by parameter."""
         directions: dict[Tensor, Tensor] = {}
-        for group in self._of_kind("matrix"):
-            parameters, gradients = self._gradients(group)
-            if not parameters:
+        ran: Counter[str] = Counter()
+        for group, parameters, raw_gradients, rows in active:
+            if group["kind"] != "matrix":
                 continue
             momenta = [self.state[p]["momentum"] for p in parameters]
-            usable = kept(finite, gradients, momenta)
-            torch._foreach_lerp_(momenta, usable, 1 - group["momentum"])
-            source = torch._foreach_lerp(usable, momenta, group["momentum"]) if group["nesterov"] else momenta
-            updates = self._orthonormal(group, dict(zip(parameters, source, strict=True)))
-            move(parameters, list(updates.values()), effective(finite, group["lr"]))
-            directions |= updates
+            gradients = kept(finite, self._unscaled(raw_gradients), momenta)
+            torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
+            source = torch._foreach_lerp(gradients, momenta, group["momentum"]) if group["nesterov"] else momenta
+            parts = [blocks(each, of) for each, of in zip(source, rows, strict=True)]
+            factors = polar_each([matrix for part in parts for matrix in part], *self._polar, ran)
+            updates = _joined(_scaled(factors, group["scale"]), parts, parameters)
+            move(parameters, updates, effective(finite, group["lr"]))
+            directions |= zip(parameters, updates, strict=True)
+        self._pending.latest |= {f"polar/{what}": count for what, count in ran.items()}
         return directions
-
-    def _orthonormal(self, group: Group, source: Mapping[Tensor, Tensor]) -> dict[Tensor, Tensor]:
-        """Scale * polar of every matrix, in the shapes of the parameters."""
-        parts = matrices_of(group, source)
-        matrices = [matrix for part in parts for matrix in part]
-        factors = polar_each(matrices, *self._polar)
-        self._remember(matrices, factors)
-        for factor in factors:
-            if (scale := SCALES[group["scale"]](*factor.shape)) != 1.0:
-                factor.mul_(scale)
-        remaining = iter(factors)
-        joined = [next(remaining) if len(part) == 1 else torch.cat([next(remaining) for _ in part]) for part in parts]
-        return {p: update.reshape(p.shape) for p, update in zip(source, joined, strict=True)}
 
     def _follow(self, combined: Sequence[Combined], directions: Mapping[Tensor, Tensor], finite: Finite) -> None:
         """What a method does when the matrices have moved and nothing else has."""
 
-    def _decay_matrices(self, finite: Finite) -> None:
-        for group in self._of_kind("matrix"):
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if group["weight_decay"] and parameters:
+    def _decay_matrices(self, active: Sequence[_Active], finite: Finite) -> None:
+        for group, parameters, _, _ in active:
+            if group["kind"] == "matrix" and group["weight_decay"]:
                 torch._foreach_mul_(parameters, 1 - effective(finite, group["lr"]) * group["weight_decay"])
 
-    def _move_vectors(self, finite: Finite) -> None:
-        for group in self._of_kind("vector"):
-            parameters, gradients = self._gradients(group)
-            adamw_step(
-                parameters,
-                gradients,
-                [self.state[p] for p in parameters],
-                rate=effective(finite, group["lr"]),
-                betas=group["betas"],
-                eps=group["eps"],
-                weight_decay=group["weight_decay"],
-                finite=finite,
-            )
+    def _move_vectors(self, active: Sequence[_Active], finite: Finite) -> None:
+        for group, parameters, gradients, _ in active:
+            if group["kind"] == "vector":
+                adamw_step(
+                    parameters,
+                    self._unscaled(gradients),
+                    [self.state[p] for p in parameters],
+                    rate=effective(finite, group["lr"]),
+                    betas=group["betas"],
+                    eps=group["eps"],
+                    weight_decay=group["weight_decay"],
+                    finite=finite,
+                )
 
-    def _gradients(self, group: Group) -> tuple[list[Tensor], list[Tensor]]:
-        """The parameters that have a gradient, and their gradients in the dtype of the state, unscaled."""
-        parameters = [p for p in group["params"] if p.grad is not None]
-        gradients = [p.grad.to(state_dtype(p)) for p in parameters]
+    def _unscaled(self, gradients: list[Tensor]) -> Tensors:
+        """The gradients in the dtype of the state, without the factor of a GradScaler."""
+        gradients = [g.float() if g.dtype in HALF_DTYPES else g for g in gradients]
         scale: Tensor | None = getattr(self, "grad_scale", None)
-        if scale is not None and gradients:
-            gradients = list(torch._foreach_div(gradients, scale.to(gradients[0].device).reshape(())))
-        return parameters, gradients
-
-    def _remember(self, matrices: Sequence[Tensor], factors: Sequence[Tensor]) -> None:
-        """For the diagnostics: how many factors were computed, where and in which dtype, and that they are such."""
-        dtypes = [str(working_dtype(matrix, self._polar.dtype)).removeprefix("torch.") for matrix in matrices]
-        ran = Counter(
-            f"polar/{self._polar.schedule}/torch-{matrix.device.type}/{dtype}"
-            for matrix, dtype in zip(matrices, dtypes, strict=True)
-        )
-        self._pending.latest |= ran
-        smallest = min(factors, key=Tensor.numel)
-        self._pending.latest["polar/singular_value_rms"] = smallest.norm() / math.sqrt(min(smallest.shape))
+        return gradients if scale is None else torch._foreach_div(gradients, scale.to(gradients[0].device).reshape(()))
 
     def _of_kind(self, kind: str) -> list[Group]:
         return [group for group in self.param_groups if group["kind"] == kind]
@@ -294,3 +281,28 @@ def _check_one_device(groups: Sequence[Group]) -> None:
     devices = {str(p.device) for group in groups for p in group["params"]}
     if len(devices) > 1:
         raise ValueError(f"All parameters must be on one device, found {', '.join(sorted(devices))}.")
+
+
+def _all_finite(tensors: list[Tensor]) -> Tensor:
+    """Whether no entry is NaN or infinite, as a flag on the device.
+
+    On a CPU, torch takes ten times as long for the largest entry as for the norm, which may overflow where no entry does.
+    """
+    if tensors[0].device.type == "cpu":
+        finite = torch.stack(torch._foreach_norm(tensors)).isfinite().all()
+        if finite:
+            return finite
+    return torch.stack(torch._foreach_norm(tensors, math.inf)).isfinite().all()
+
+
+def _scaled(factors: list[Tensor], scale: str) -> list[Tensor]:
+    if scale != "none":
+        torch._foreach_mul_(factors, [SCALES[scale](*factor.shape) for factor in factors])
+    return factors
+
+
+def _joined(factors: list[Tensor], parts: list[list[Tensor]], parameters: list[Tensor]) -> list[Tensor]:
+    """The factors of each parameter's parts, one below the other, in its shape."""
+    remaining = iter(factors)
+    together = [next(remaining) if len(part) == 1 else torch.cat([next(remaining) for _ in part]) for part in parts]
+    return [each if each.shape == p.shape else each.reshape(p.shape) for each, p in zip(together, parameters, strict=True)]
