@@ -1,15 +1,17 @@
 """MOON: Muon on a weighted sum of task losses, whose weights follow the nuclear-norm dual (Algorithm 1)."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from moonopt.errors import unknown_name
-from moonopt.optim.groups import Params
+from moonopt.optim.groups import Params, state_dtype
 from moonopt.optim.masking import Finite, Rate
 from moonopt.optim.muon import Muon
+from moonopt.optim.parameters import Placing
 from moonopt.tasks.directional import MODES, Deltas, Moved, refuse_unsupported
 from moonopt.tasks.losses import Losses, TaskLosses, in_half_precision, read_losses, task_names
 from moonopt.tasks.pending import Combined
@@ -52,12 +54,26 @@ class MOON(Muon):
         params: Params,
         *,
         tasks: int | Sequence[str],
+        lr: Rate = 0.02,
+        momentum: float = 0.95,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        scale: str = "none",
+        vector_lr: Rate = 1e-3,
+        vector_betas: tuple[float, float] = (0.9, 0.999),
+        vector_eps: float = 1e-8,
+        vector_weight_decay: float = 0.0,
         beta: float | str = 1e-4,
         gamma: float = 1e-3,
         dual: str = "online",
         delta: str = "loss_difference",
         loss: str = "plain",
-        **muon: Any,
+        schedule: str = "polar_express",
+        steps: int = 5,
+        polar_dtype: torch.dtype | None = None,
+        rules: Mapping[str, Placing] | None = None,
+        module: nn.Module | None = None,
+        nonfinite: str = "raise",
     ) -> None:
         names = task_names(tasks)
         for value, known, what in ((dual, DUALS, "dual"), (delta, MODES, "delta"), (loss, LOSSES, "loss")):
@@ -68,7 +84,24 @@ class MOON(Muon):
             raise ValueError(f"gamma must not be negative, found {gamma!r}.")
         self._delta, self._loss = delta, loss
         self._mode = MODES[delta]()
-        super().__init__(params, **muon)
+        super().__init__(
+            params,
+            lr=lr,
+            momentum=momentum,
+            nesterov=nesterov,
+            weight_decay=weight_decay,
+            scale=scale,
+            vector_lr=vector_lr,
+            vector_betas=vector_betas,
+            vector_eps=vector_eps,
+            vector_weight_decay=vector_weight_decay,
+            schedule=schedule,
+            steps=steps,
+            polar_dtype=polar_dtype,
+            rules=rules,
+            module=module,
+            nonfinite=nonfinite,
+        )
         refuse_unsupported(delta, self._module)
         matrices = self._matrices()
         if not matrices:
@@ -76,7 +109,7 @@ class MOON(Muon):
                 "MOON needs at least one matrix, and found none among the parameters. Print "
                 "moonopt.route_parameters(model) to see why, and pass rules= to place them otherwise."
             )
-        dtype = max((torch.promote_types(p.dtype, torch.float32) for p in matrices), key=lambda each: each.itemsize)
+        dtype = max((state_dtype(p) for p in matrices), key=lambda each: each.itemsize)
         zeros = torch.zeros(len(names), dtype=dtype, device=matrices[0].device)
         self.param_groups[0] |= {
             "tasks": list(names),
@@ -99,7 +132,7 @@ class MOON(Muon):
 
     @property
     def task_weights(self) -> Tensor:
-        """Z = softmax(xi), in the order of the tasks."""
+        """z = softmax(xi), in the order of the tasks."""
         logits: Tensor = self.param_groups[0]["logits"]
         return logits.softmax(0)
 
@@ -157,26 +190,22 @@ class MOON(Muon):
         if not combined:
             return
         _refuse_several_processes()
-        rates = {p: group["lr"] for group in self._of_kind("matrix") for p in group["params"]}
-        largest = _largest(list(rates.values()))
+        largest = _largest([group["lr"] for group in self._of_kind("matrix")])
         if not isinstance(largest, Tensor) and largest == 0:
             return
-        relative = {p: d * (rates[p] / largest) for p, d in directions.items()} if self._mode.uses_direction else {}
-        moved = Moved(largest, relative)
+        moved = Moved(largest, self._relative(directions, largest) if self._mode.uses_direction else {})
         found = [(each, self._mode.deltas(each, self._evaluate, moved)) for each in combined]
         delta, floor, present = _means(found, self.param_groups[0]["logits"])
         all_present = all(any(each.present[i] for each in combined) for i in range(len(self.tasks)))
+        valid = _both(finite, largest > 0)
+        delta, floor = (each if valid is True else torch.where(valid, each, 0.0) for each in (delta, floor))
         self._pending.by_task |= {"delta": delta, "delta_floor": floor}
-
         usable = delta.isfinite().all()
-        self._pending.count("rejected_deltas", (~usable if finite is True else ~usable & finite).to(torch.int64))
-        for condition in (finite, largest > 0):
-            if isinstance(condition, Tensor):
-                usable = usable & condition.to(usable.device)
-        self._move_logits(delta, present, all_present, usable)
+        self._pending.count("rejected_deltas", (~usable).to(torch.int64))
+        self._move_logits(delta, present, all_present, usable if valid is True else usable & valid)
 
     def _move_logits(self, delta: Tensor, present: Tensor, all_present: bool, usable: Tensor) -> None:
-        """Xi <- xi - beta * (delta + gamma * xi) for the tasks that were there, if ``usable``."""
+        """xi <- xi - beta * (delta + gamma * xi) for the tasks that were there, if ``usable``."""
         group = self.param_groups[0]
         logits, size, beta = group["logits"], group["delta_size"], group["beta"]
         rate = _auto_rate(beta)
@@ -189,6 +218,11 @@ class MOON(Muon):
             size.copy_(torch.where(usable, new_size, size))
         moved = logits - (beta if rate is None else rate) * (delta + group["gamma"] * logits)
         logits.copy_(torch.where(usable & present, moved, logits))
+
+    def _relative(self, directions: Mapping[Tensor, Tensor], largest: Rate) -> dict[Tensor, Tensor]:
+        """D_b = (lr_b / lr) * scale_b * W_b."""
+        rates = {p: group["lr"] for group in self._of_kind("matrix") for p in group["params"]}
+        return {p: direction * (rates[p] / largest) for p, direction in directions.items()}
 
     def _evaluate(self, combined: Combined) -> Tensor:
         """The losses of a micro-batch now, as they are compared."""
@@ -232,22 +266,28 @@ def _auto_rate(beta: float | str) -> float | None:
 
 
 def _largest(rates: Sequence[Rate]) -> Rate:
-    if not any(isinstance(rate, Tensor) for rate in rates):
+    """The largest rate, without waiting for those that are tensors."""
+    if len(rates) == 1 or not any(isinstance(rate, Tensor) for rate in rates):
         return max(rates)
-    largest = rates[0]
-    for rate in rates[1:]:
-        largest = torch.maximum(torch.as_tensor(largest), torch.as_tensor(rate)) if rate is not largest else largest
-    return largest
+    return functools.reduce(torch.maximum, [torch.as_tensor(rate) for rate in rates])
+
+
+def _both(finite: Finite, moving: bool | Tensor) -> Finite:
+    """Whether the step is good and has a length; a rate that is no tensor was looked at before."""
+    if not isinstance(moving, Tensor):
+        return finite
+    return moving if finite is True else finite & moving.to(finite.device)
 
 
 def _means(found: Sequence[tuple[Combined, Deltas]], logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """For each task the mean delta and floor over the micro-batches that have it, and whether any has."""
     totals = logits.new_zeros(3, len(logits))
     for combined, deltas in found:
-        numbers = torch.stack([deltas.values.to(logits), deltas.floor.to(logits), torch.ones_like(combined.before).to(logits)])
-        columns = iter(numbers.unbind(1))
-        missing = logits.new_zeros(3)
-        totals += torch.stack([next(columns) if here else missing for here in combined.present], dim=1)
+        numbers = torch.stack([deltas.values, deltas.floor, torch.ones_like(deltas.values)]).to(logits)
+        if not all(combined.present):
+            columns, missing = iter(numbers.unbind(1)), logits.new_zeros(3)
+            numbers = torch.stack([next(columns) if here else missing for here in combined.present], dim=1)
+        totals += numbers
     delta, floor, count = totals
     return delta / count.clamp_min(1), floor / count.clamp_min(1), count > 0
 

@@ -23,7 +23,7 @@ from moonopt.optim.groups import (
     state_dtype,
     with_rows,
 )
-from moonopt.optim.masking import Finite, Tensors, effective, kept, move
+from moonopt.optim.masking import Finite, Rate, Tensors, effective, kept, move
 from moonopt.optim.parameters import Placing, blocks
 from moonopt.optim.vectors import adamw_state, adamw_step
 from moonopt.tasks.pending import Combined, Pending
@@ -77,12 +77,12 @@ class Muon(Verbs):
         self,
         params: Params,
         *,
-        lr: float | Tensor = 0.02,
+        lr: Rate = 0.02,
         momentum: float = 0.95,
         nesterov: bool = False,
         weight_decay: float = 0.0,
         scale: str = "none",
-        vector_lr: float | Tensor = 1e-3,
+        vector_lr: Rate = 1e-3,
         vector_betas: tuple[float, float] = (0.9, 0.999),
         vector_eps: float = 1e-8,
         vector_weight_decay: float = 0.0,

@@ -13,7 +13,7 @@ def adamw_state(parameter: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
     """m, v and the number of steps, all zero."""
     zeros = torch.zeros_like(parameter, dtype=dtype, memory_format=torch.preserve_format)
     return {
-        "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+        "step": torch.zeros((), dtype=dtype, device=parameter.device),
         "exp_avg": zeros,
         "exp_avg_sq": zeros.clone(),
     }
@@ -36,7 +36,7 @@ def adamw_step(
     steps = [state["step"] for state in states]
     means = [state["exp_avg"] for state in states]
     squares = [state["exp_avg_sq"] for state in states]
-    torch._foreach_add_(steps, 1 if finite is True else finite.to(torch.float32))
+    torch._foreach_add_(steps, 1 if finite is True else finite.to(steps[0].dtype))
     torch._foreach_lerp_(means, kept(finite, gradients, means), 1 - betas[0])
     torch._foreach_lerp_(squares, kept(finite, torch._foreach_mul(gradients, gradients), squares), 1 - betas[1])
 

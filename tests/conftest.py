@@ -1,0 +1,45 @@
+"""Small models and problems that several tests train on."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+
+class TwoHeads(nn.Module):
+    """A smooth trunk of two matrices and one head per task."""
+
+    def __init__(self, tasks: int = 2, width: int = 12) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh())
+        self.heads = nn.ModuleList(nn.Linear(width, 1) for _ in range(tasks))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.trunk(x)
+        return torch.cat([head(hidden) for head in self.heads], dim=1)
+
+    def losses(self, x: Tensor, y: Tensor) -> Tensor:
+        return (self(x) - y).square().mean(0)
+
+
+@pytest.fixture
+def two_heads():
+    """Builds equal models however often it is called."""
+
+    def build(tasks: int = 2, dtype: torch.dtype = torch.float32, seed: int = 0) -> TwoHeads:
+        torch.manual_seed(seed)
+        return TwoHeads(tasks).to(dtype)
+
+    return build
+
+
+@pytest.fixture
+def batch():
+    """Builds inputs and targets, the same for the same seed."""
+
+    def build(size: int = 32, tasks: int = 2, dtype: torch.dtype = torch.float32, seed: int = 1) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(size, 6, generator=generator, dtype=torch.float64)
+        y = torch.randn(size, tasks, generator=generator, dtype=torch.float64)
+        return x.to(dtype), y.to(dtype)
+
+    return build
