@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+torch.set_num_threads(1)  # the problems are small, and other processes may want the other cores
+
 
 class TwoHeads(nn.Module):
     """A smooth trunk of two matrices and one head per task."""

@@ -56,7 +56,7 @@ def offences(source: str, module: str, is_package: bool = False) -> list[str]:
         return [f"{module} stands on no floor"]
     found = []
     for name in imports_of_ours(source, module if is_package else module.rpartition(".")[0]):
-        other = (name.split(".") + [""])[1]
+        other = f"{name}.".split(".")[1]
         if other != part and LEVELS.get(other, len(FLOORS)) >= LEVELS[part]:
             found.append(f"{module} imports {name}")
     return found

@@ -189,7 +189,7 @@ def test_schedulers_drive_both_kinds(two_heads, batch, build, as_tensor):
     scheduler = build(optimizer)
     first = model.losses(*batch()).mean().item()
     for _ in range(10):
-        assert all(value == value for value in optimizer.diagnostics().values())  # noqa: PLR0124  no NaN
+        assert all(value == value for value in optimizer.diagnostics().values())
         optimizer.minimize(model.losses, *batch())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -216,7 +216,7 @@ def test_a_tensor_rate_gives_what_a_float_gives(two_heads, batch):
         _continue(model, optimizer, batch)
         models.append(model)
     for a, b in zip(*(model.parameters() for model in models), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 def test_bfloat16_parameters_train(two_heads, batch):

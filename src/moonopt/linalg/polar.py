@@ -56,7 +56,7 @@ def polar(matrix: Tensor, schedule: str = "polar_express", steps: int = 5, dtype
     """
     _check_matrix(matrix)
     wide = _wide(matrix)
-    factor = _polar_stack(wide.reshape(-1, *wide.shape[-2:]), schedule, steps, dtype).view(wide.shape)
+    factor = _polar_stack(wide.flatten(0, -3) if wide.ndim > 2 else wide.unsqueeze(0), schedule, steps, dtype).view(wide.shape)
     return (factor if wide is matrix else factor.mT).to(matrix.dtype)
 
 
@@ -147,7 +147,9 @@ def _without_scale(stack: Tensor) -> Tensor:
     bits, exponent = (torch.int64, 0x7FF << 52) if stack.dtype == torch.float64 else (torch.int32, 0xFF << 23)
     power = (largest.view(bits) & exponent).view(stack.dtype)
     headroom = 2.0 ** math.ceil(math.log2(stack.shape[-1]) / 2)
-    return stack / torch.where(power > 0, power * headroom, math.inf)
+    largest_power = 2.0 ** (1023 if stack.dtype == torch.float64 else 127)
+    divisor = torch.where(power > 0, power.clamp_max(largest_power / headroom) * headroom, math.inf)
+    return stack / torch.where(largest < math.inf, divisor, math.nan)
 
 
 def _by_svd(x: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ def polar_express(
 def _best_quintic(low: float, high: float) -> Triple:
     """The odd quintic p with the smallest maximum of |1 - p| on [low, high], by Remez' exchange."""
     ratio = low / high
-    if ratio >= 1 - 5e-6:  # too narrow to be solved for in float64: the limit has contact of third order at 1
+    if ratio >= 1 - 1e-5:  # too narrow to be solved for in float64: the limit has contact of third order at 1
         return _scaled(CLASSICAL_TRIPLE, argument=1 / high)
     inner = [(3 * ratio + 1) / 4, (ratio + 3) / 4]
     signs = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)

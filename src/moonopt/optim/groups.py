@@ -35,7 +35,7 @@ def groups_of(params: Params, rules: Mapping[str, Placing] | None, module: nn.Mo
             if rules:
                 raise ValueError("rules= needs names: pass the module or its named_parameters() instead of groups.")
             return [dict(group) for group in given]
-        if not given or not all(isinstance(each, tuple) for each in given):
+        if not given or not all(isinstance(each, tuple) and isinstance(each[-1], Tensor) for each in given):
             raise ValueError(
                 "Expected a module, its named_parameters(), or groups with a kind, found "
                 f"{'a bare ' + type(given[0]).__name__ if given else 'nothing'}: without its name and module, a parameter "
@@ -64,11 +64,13 @@ def check_group(group: Group) -> None:
     for name in ("lr", "weight_decay", "eps"):
         if not isinstance(group[name], Tensor) and not group[name] >= 0:
             raise ValueError(f"{name} must not be negative, found {group[name]!r}.")
-    for name, values in (("momentum", [group["momentum"]]), ("betas", group["betas"])):
-        if not all(0 <= value < 1 for value in values):
+    for name, values, number in (("momentum", [group["momentum"]], 1), ("betas", group["betas"], 2)):
+        if len(values) != number or not all(0 <= value < 1 for value in values):
             raise ValueError(f"{name} must be at least 0 and below 1, found {group[name]!r}.")
     if group["scale"] not in SCALES:
         raise ValueError(unknown_name(str(group["scale"]), SCALES, "scale"))
+    if len(group["rows"]) != len(group["params"]):
+        raise ValueError(f"rows has {len(group['rows'])} entries, expected one per parameter, {len(group['params'])}.")
     for p, rows in with_rows(group):
         if not p.is_floating_point():
             raise ValueError(f"Parameters must be real floating point, found one of {p.dtype}.")

@@ -110,10 +110,11 @@ def _depthwise(owner: nn.Module) -> bool:
     return bool(owner.groups > 1 and owner.groups == owner.in_channels)  # type: ignore[operator]
 
 
+_NO_HEADS = ("*multihead*", "*multi_head*", "*overhead*")
 _NOT_A_LINEAR_MAP = Rule("vector", "fewer than two dimensions", shape=lambda shape: len(shape) < 2)
 _BY_NAME = (
-    Rule("vector", "prediction head, by name", path=("*head*", "*classifier*", "score", "logits"), unless=("*multihead*",)),
-    Rule("vector", "embedding, by name", path=("*embed*", "*emb", "emb_*", "*token*", "pos", "position*", "conv_proj")),
+    Rule("vector", "prediction head, by name", path=("*head*", "*classifier*", "score", "logits"), unless=_NO_HEADS),
+    Rule("vector", "embedding, by name", path=("*embed*", "*emb", "emb_*", "conv_proj")),
 )
 
 #: For parameters whose module is known.
@@ -143,6 +144,7 @@ RULES: tuple[Rule, ...] = (
 RULES_WITHOUT_MODULE: tuple[Rule, ...] = (
     _NOT_A_LINEAR_MAP,
     *_BY_NAME,
+    Rule("vector", "embedding, by name", path=("*token", "pos", "position", "positions")),
     Rule("matrix", "fused attention projections, by name", parameter="in_proj_weight", split=Split(3)),
     Rule("matrix", "two dimensions", shape=lambda shape: len(shape) == 2),
     Rule("matrix", "convolution, by shape", parameter="*weight", shape=lambda shape: min(shape[:2]) > 1),
@@ -175,7 +177,7 @@ def route_parameters(
     if isinstance(params, nn.Module):
         module, named = params, list(params.named_parameters())
     else:
-        named = list(params)
+        named = list({p: (name, p) for name, p in params}.values())  # tied weights once
     places = _places(module)
     overrides = _Overrides(rules or {})
     placements = [overrides.apply(name, p) or _placed(name, p, places.get(p, [(name, None)])) for name, p in named]
@@ -191,7 +193,7 @@ def blocks(tensor: Tensor, rows: Sequence[int] | None) -> list[Tensor]:
 
 def _plain(name: str) -> str:
     """The name without what torch.compile and DDP put into it."""
-    return ".".join(part for part in name.removeprefix("module.").split(".") if part != "_orig_mod")
+    return ".".join(part for part in name.split(".") if part != "_orig_mod").removeprefix("module.")
 
 
 def _places(module: nn.Module | None) -> dict[Tensor, list[tuple[str, nn.Module | None]]]:
@@ -228,7 +230,7 @@ def _by_rules(name: str, place: str, parameter: nn.Parameter, owner: nn.Module |
         if _matches(rule, components, parameter, owner):
             break
     split = rule.split(owner) if callable(rule.split) and owner is not None else rule.split
-    rows = split.rows(parameter.shape[0]) if isinstance(split, Split) else None
+    rows = _rows(split, name, parameter) if isinstance(split, Split) else None
     reason = f"{rule.reason}, {split}" if rows is not None else rule.reason
     return Placement(name, parameter, rule.kind, rows, reason)
 
@@ -258,30 +260,43 @@ class _Overrides:
         for pattern, placing in rules.items():
             if placing not in KINDS and not isinstance(placing, Split):
                 raise ValueError(f'rules[{pattern!r}] must be "matrix", "vector" or Split(...), found {placing!r}.')
-        self._rules = dict(rules)
+        self._rules = {str(pattern): placing for pattern, placing in rules.items()}
         self._used: set[str] = set()
+        self._too_small: dict[str, str] = {}  # a parameter that a rule cannot make a matrix
 
     def apply(self, name: str, parameter: nn.Parameter) -> Placement | None:
-        plain = _plain(name)
         for pattern, placing in self._rules.items():
-            exact = fnmatch.fnmatchcase(plain, pattern)
-            if not exact and not fnmatch.fnmatchcase(plain, f"{pattern}.*"):
+            if not _covers(pattern, name):
                 continue
+            if parameter.ndim < 2 and placing != "vector":  # perhaps only the bias beside a weight that is meant
+                self._too_small.setdefault(pattern, f"{name!r} a matrix, but its shape is {tuple(parameter.shape)}")
+                return None
             self._used.add(pattern)
-            if parameter.ndim < 2 and placing != "vector":
-                if exact:
-                    raise ValueError(
-                        f"rules[{pattern!r}] makes {name!r} a matrix, but its shape is {tuple(parameter.shape)}: "
-                        "a matrix has at least two dimensions."
-                    )
-                return None  # the bias of a module whose weight is meant
-            reason = f"rules[{pattern!r}]" + (f", {placing}" if isinstance(placing, Split) else "")
             if isinstance(placing, Split):
-                return Placement(name, parameter, "matrix", placing.rows(parameter.shape[0]), reason)
-            return Placement(name, parameter, placing, None, reason)
+                rows = _rows(placing, name, parameter)
+                return Placement(name, parameter, "matrix", rows, f"rules[{pattern!r}], {placing}")
+            return Placement(name, parameter, placing, None, f"rules[{pattern!r}]")
         return None
 
     def check_used(self, names: Sequence[str]) -> None:
         for pattern in self._rules:
             if pattern not in self._used:
+                if pattern in self._too_small:
+                    raise ValueError(
+                        f"rules[{pattern!r}] makes {self._too_small[pattern]}: a matrix has at least two dimensions."
+                    )
+                if any(_covers(pattern, name) for name in names):
+                    raise ValueError(f"rules[{pattern!r}] never applies: a rule before it matches first. Put it further up.")
                 raise ValueError(unknown_name(pattern, [_plain(name) for name in names], "parameter in rules"))
+
+
+def _covers(pattern: str, name: str) -> bool:
+    """Whether a pattern means a parameter or a module that it is in, by the name as it is or without wrappers."""
+    return any(fnmatch.fnmatchcase(each, p) for each in (name, _plain(name)) for p in (pattern, f"{pattern}.*"))
+
+
+def _rows(split: Split, name: str, parameter: nn.Parameter) -> list[int]:
+    try:
+        return split.rows(parameter.shape[0])
+    except ValueError as error:
+        raise ValueError(f"{name!r} cannot be split: {error}") from None

@@ -30,13 +30,16 @@ def adamw_step(
     weight_decay: float,
     finite: Finite,
 ) -> None:
-    """M <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2, p <- (1 - rate * decay) p - rate * m^ / (sqrt(v^) + eps)."""
+    """m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2, p <- (1 - rate * decay) p - rate * m^ / (sqrt(v^) + eps)."""
     if not parameters:
         return
     steps = [state["step"] for state in states]
     means = [state["exp_avg"] for state in states]
     squares = [state["exp_avg_sq"] for state in states]
-    torch._foreach_add_(steps, 1 if finite is True else finite.to(steps[0].dtype))
+    if finite is True:
+        torch._foreach_add_(steps, 1)
+    else:
+        torch._foreach_add_(steps, [finite.to(steps[0].dtype)] * len(steps))  # added as one tensor, it would be waited for
     torch._foreach_lerp_(means, kept(finite, gradients, means), 1 - betas[0])
     torch._foreach_lerp_(squares, kept(finite, torch._foreach_mul(gradients, gradients), squares), 1 - betas[1])
 

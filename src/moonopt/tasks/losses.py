@@ -29,8 +29,11 @@ class TaskLosses(NamedTuple):
 
 def task_names(tasks: int | Sequence[str]) -> tuple[str, ...]:
     """Task names from a number ("0", "1", ...) or from the names themselves."""
-    names = tuple(str(i) for i in range(tasks)) if isinstance(tasks, int) else tuple(tasks)
-    if isinstance(tasks, str) or not names or not all(isinstance(name, str) and name for name in names):
+    if isinstance(tasks, int):
+        names = tuple(str(i) for i in range(tasks))
+    else:
+        names = tuple(tasks) if isinstance(tasks, Sequence) and not isinstance(tasks, str) else ()
+    if not names or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"tasks must be a positive number or a sequence of names, found {tasks!r}.")
     if len(set(names)) < len(names):
         raise ValueError(f"Task names must differ, found {', '.join(names)}.")

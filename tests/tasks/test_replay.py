@@ -1,0 +1,147 @@
+"""The second evaluation repeats the first and leaves no trace."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from moonopt import MOON
+
+
+class Noisy(nn.Module):
+    """Dropout, BatchNorm, spectral norm, and a buffer that is bound anew at every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = spectral_norm(nn.Linear(6, 16))
+        self.norm = nn.BatchNorm1d(16)
+        self.dropout = nn.Dropout(0.5)
+        self.second = nn.Linear(16, 2)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls = self.calls + 1
+        noise = torch.randn(16)  # not from a module
+        return self.second(self.dropout(self.norm(self.first(x)) + noise))
+
+
+@pytest.fixture
+def noisy():
+    torch.manual_seed(0)
+    return Noisy()
+
+
+def _buffers(model):
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("switch", ["train", "eval"])
+def test_the_second_forward_repeats_the_first(noisy, autocast, switch):
+    """At rate 0 nothing moves, so that equal losses are bit-equal only if everything else is the same."""
+    optimizer = MOON(noisy, tasks=2, lr=torch.tensor(0.0))
+    x = torch.randn(8, 6)
+    losses, masks, flags, dtypes = [], [], [], []
+    noisy.dropout.register_forward_hook(lambda module, args, output: masks.append(output == 0))
+    noisy.second.register_forward_hook(lambda module, args, output: dtypes.append(output.dtype))
+
+    def closure(x):
+        answer = noisy(x).float().square().mean(0)
+        losses.append(answer.detach().clone())
+        flags.append([module.training for module in noisy.modules()])
+        return answer
+
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        loss = optimizer.combine(closure, x)
+    loss.backward()
+    if switch == "eval":
+        noisy.eval()
+    before, generator = _buffers(noisy), torch.get_rng_state()
+    optimizer.step()
+
+    assert torch.equal(*losses)
+    assert torch.equal(*masks)
+    assert masks[0].any()
+    assert flags[0] == flags[1]
+    assert dtypes == [torch.bfloat16 if autocast else torch.float32] * 2
+    assert all(torch.equal(buffer, before[name]) for name, buffer in noisy.named_buffers())
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert noisy.training == (switch == "train")
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_the_second_forward_sees_moved_weights_under_an_open_autocast(noisy):
+    """Autocast caches casts of weights: within one region, the cast of a moved weight must not be the old one."""
+    noisy.eval()
+    optimizer = MOON(noisy, tasks=2, lr=0.5)
+    x, losses = torch.randn(8, 6), []
+
+    def closure():
+        answer = noisy.second(noisy.first(x)).float().square().mean(0)
+        losses.append(answer.detach())
+        return answer
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        optimizer.minimize(closure)
+        again = closure()
+    assert not torch.equal(losses[0], losses[1])
+    torch.testing.assert_close(losses[1], again, rtol=0.2, atol=0.1)
+
+
+def test_training_goes_on_as_if_there_had_been_no_second_forward(noisy):
+    """Random numbers and statistics after the step are those of a run with per_task, which evaluates once."""
+    ends = []
+    for delta in ("loss_difference", "per_task"):
+        torch.manual_seed(0)
+        model = Noisy()
+        optimizer = MOON(model, tasks=2, beta=0.0, delta=delta)
+        for _ in range(5):
+            optimizer.minimize(lambda x, model=model: model(x).square().mean(0), torch.randn(8, 6))
+        ends.append([*model.parameters(), *model.buffers(), torch.get_rng_state()])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_buffers_are_restored_also_when_the_closure_fails(noisy):
+    optimizer = MOON(noisy, tasks=2)
+    x, calls = torch.randn(8, 6), []
+
+    def closure():
+        answer = noisy(x).square().mean(0)
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyError("second evaluation")
+        return answer
+
+    loss = optimizer.combine(closure)
+    loss.backward()
+    before, generator = _buffers(noisy), torch.get_rng_state()
+    with pytest.raises(KeyError):
+        optimizer.step()
+    assert all(torch.equal(buffer, before[name]) for name, buffer in noisy.named_buffers())
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_a_compiled_model_trains(two_heads, batch):
+    model, plain = two_heads(), two_heads()
+    compiled = torch.compile(model, backend="aot_eager")
+    optimizer, reference = MOON(compiled, tasks=2, beta=0.1), MOON(plain, tasks=2, beta=0.1)
+    for seed in range(3):
+        x, y = batch(seed=seed)
+        optimizer.minimize(lambda x, y: (compiled(x) - y).square().mean(0), x, y)
+        reference.minimize(plain.losses, x, y)
+    for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(optimizer.logits, reference.logits, rtol=1e-3, atol=1e-5)
+
+
+def test_buffers_of_a_compiled_model_are_protected():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Linear(16, 2))
+    compiled = torch.compile(model, backend="aot_eager")
+    optimizer = MOON(compiled, tasks=2)
+    loss = optimizer.combine(lambda x: compiled(x).square().mean(0), torch.randn(8, 6))
+    loss.backward()
+    before = _buffers(model)
+    optimizer.step()
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
+    assert model[1].num_batches_tracked == 1

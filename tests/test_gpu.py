@@ -1,0 +1,187 @@
+"""What only an accelerator shows: no waiting, masking on the device, its random numbers, half precision."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from moonopt import MOON, Muon, polar
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture
+def no_waiting():
+    """Synchronising with the device is an error inside."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+def _model(width=64, dropout=0.0):
+    torch.manual_seed(0)
+    trunk = nn.Sequential(nn.Linear(16, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Dropout(dropout), nn.Linear(width, width))
+    return nn.Sequential(trunk, nn.Sequential(nn.Tanh(), nn.Linear(width, 2))).cuda()
+
+
+def _losses(model):
+    return lambda x, y: (model(x) - y).float().square().mean(0)
+
+
+def _data(size=64):
+    return torch.randn(size, 16, device="cuda"), torch.randn(size, 2, device="cuda")
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (3, 128, 512), (512, 128), (320, 1024), (1024, 320)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-2), (torch.float64, 1e-9), (None, 6e-2)], ids=str)
+def test_polar_agrees_with_float64_svd(shape, dtype, tolerance):
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(shape, generator=generator, dtype=torch.float64)
+    u, s, vh = torch.linalg.svd(matrix, full_matrices=False)
+    matrix = u * (1 + s / s.amax(-1, keepdim=True)).unsqueeze(-2) @ vh  # condition below 2
+    single = matrix.to(torch.float64 if dtype == torch.float64 else torch.float32).cuda()
+    factor = polar(single, steps=8, dtype=dtype)
+    error = torch.linalg.matrix_norm(factor.double().cpu() - u @ vh, 2).max().item()
+    assert error < tolerance
+    assert factor.dtype == single.dtype
+
+
+def test_scale_does_not_matter():
+    matrix = torch.randn(8, 96, 200, device="cuda")
+    for schedule in ("polar_express", "muon", "svd"):
+        reference = polar(matrix, schedule=schedule)
+        assert torch.equal(polar(matrix * 2.0**90, schedule=schedule), reference)
+        torch.testing.assert_close(polar(matrix * 1e-30, schedule=schedule), reference, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"beta": "auto", "loss": "log"}, {"delta": "per_task"}, {"lr": "tensor", "weight_decay": 0.1}], ids=str
+)
+def test_combine_and_step_never_wait(no_waiting, settings):
+    torch.cuda.set_sync_debug_mode("default")
+    model = _model(dropout=0.3)
+    if settings.get("lr") == "tensor":
+        settings = settings | {"lr": torch.tensor(0.02, device="cuda")}
+    optimizer = MOON(model, tasks=2, **({"beta": 0.1} | settings))
+    batches = [_data() for _ in range(20)]
+    optimizer.minimize(_losses(model), *batches[0])
+    torch.cuda.set_sync_debug_mode("error")
+    for x, y in batches:
+        optimizer.minimize(_losses(model), x, y)
+    torch.cuda.set_sync_debug_mode("default")
+    assert math.isfinite(optimizer.diagnostics()["weight/0"])
+
+
+def test_omitted_tasks_do_not_wait(no_waiting):
+    torch.cuda.set_sync_debug_mode("default")
+    model = _model()
+    optimizer = MOON(model, tasks=["a", "b"], beta=0.1)
+    x, y = _data()
+
+    def one(x, y):
+        return {"a": _losses(model)(x, y)[0]}
+
+    optimizer.minimize(one, x, y)
+    torch.cuda.set_sync_debug_mode("error")
+    optimizer.minimize(one, x, y)
+
+
+def test_a_nonfinite_step_is_masked_on_the_device_and_told_later():
+    model = _model()
+    optimizer = MOON(model, tasks=["left", "right"], beta=0.1, weight_decay=0.1, vector_weight_decay=0.1)
+    optimizer.minimize(_losses(model), *_data())
+    group = optimizer.param_groups[0]
+
+    def everything():
+        states = [value for state in optimizer.state.values() for value in state.values()]
+        return [t.clone() for t in (*model.parameters(), *states, group["logits"], group["delta_size"])]
+
+    before = everything()
+    x, y = _data()
+    y[3, 1] = math.nan
+    torch.cuda._sleep(200_000_000)  # keeps the device busy, so that the flag is still on its way at the end of the step
+    optimizer.minimize(_losses(model), x, y)
+    assert all(torch.equal(a, b) for a, b in zip(before, everything(), strict=True))
+    with pytest.raises(FloatingPointError, match="At step 2, the loss of task 'right' is NaN"):
+        optimizer.state_dict()
+    optimizer.minimize(_losses(model), *_data())
+    assert optimizer.diagnostics()["skipped_steps"] == 1
+
+
+def test_a_void_first_step_leaves_the_vectors_finite():
+    model = _model()
+    optimizer = Muon(model, nonfinite="skip")
+    x, y = _data()
+    optimizer.minimize(_losses(model), x * math.nan, y)
+    assert all(p.isfinite().all() for p in model.parameters())
+    optimizer.minimize(_losses(model), x, y)
+    assert optimizer.diagnostics()["skipped_steps"] == 1
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16], ids=str)
+def test_the_second_forward_repeats_the_first(autocast):
+    model = _model(dropout=0.5)
+    optimizer = MOON(model, tasks=2, lr=torch.tensor(0.0, device="cuda"))
+    seen = []
+
+    def closure(x, y):
+        answer = _losses(model)(x, y)
+        seen.append(answer.detach().clone())
+        return answer
+
+    with torch.autocast("cuda", dtype=autocast or torch.float16, enabled=autocast is not None):
+        loss = optimizer.combine(closure, *_data())
+    loss.backward()
+    model.eval()
+    buffers = [b.clone() for b in model.buffers()]
+    generators = torch.get_rng_state(), torch.cuda.get_rng_state()
+    optimizer.step()
+    assert torch.equal(*seen)
+    assert all(torch.equal(a, b) for a, b in zip(buffers, model.buffers(), strict=True))
+    assert torch.equal(torch.get_rng_state(), generators[0])
+    assert torch.equal(torch.cuda.get_rng_state(), generators[1])
+
+
+@pytest.mark.parametrize("delta", ["loss_difference", "per_task"])
+def test_float16_autocast_with_a_scaler_trains(delta):
+    model = _model()
+    optimizer = MOON(model, tasks=2, beta=0.1, delta=delta, lr=0.05)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**24)  # overflows at first
+    x, y = _data()
+    first = _losses(model)(x, y).sum().item()
+    for _ in range(60):
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = optimizer.combine(_losses(model), x, y)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    diagnostics = optimizer.diagnostics()
+    assert diagnostics["skipped_steps"] > 0
+    assert _losses(model)(x, y).sum().item() < 0.9 * first
+
+
+def test_training_agrees_with_the_cpu():
+    torch.manual_seed(0)
+    on_cpu = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 2)).double()
+    on_gpu = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 2)).double().cuda()
+    on_gpu.load_state_dict(on_cpu.state_dict())
+    x, y = torch.randn(64, 16).double(), torch.randn(64, 2).double()
+    optimizers = [MOON(model, tasks=2, beta=0.1, lr=0.01) for model in (on_cpu, on_gpu)]
+    for _ in range(10):
+        for model, optimizer, device in zip((on_cpu, on_gpu), optimizers, ("cpu", "cuda"), strict=True):
+            optimizer.minimize(lambda x, y, model=model: (model(x) - y).square().mean(0), x.to(device), y.to(device))
+    for a, b in zip(on_cpu.parameters(), on_gpu.parameters(), strict=True):
+        torch.testing.assert_close(a, b.cpu(), rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(optimizers[0].logits, optimizers[1].logits.cpu(), rtol=1e-6, atol=1e-9)
+
+
+def test_wide_matrices_are_iterated_in_bfloat16_and_the_diagnostics_say_so():
+    model = _model(width=256)
+    optimizer = MOON(model, tasks=2)
+    optimizer.minimize(_losses(model), *_data())
+    diagnostics = optimizer.diagnostics()
+    assert diagnostics["polar/polar_express/torch-cuda/bfloat16"] == 1
+    assert diagnostics["polar/polar_express/torch-cuda/float32"] == 2
