@@ -450,3 +450,22 @@ def test_steps_are_checked_whether_or_not_there_is_a_matrix(shape):
 @pytest.mark.parametrize("name", EVERY_SCHEDULE)
 def test_known_schedules_pass_their_check(name):
     check_schedule(name, 5)
+
+
+def test_eigh_of_a_rank_deficient_float32_matrix_has_its_rank():
+    for seed in range(200):
+        generator = torch.Generator().manual_seed(seed)
+        matrix = torch.randn(4, 2, generator=generator) @ torch.randn(2, 5, generator=generator)
+        assert torch.linalg.svdvals(polar(matrix, "eigh"))[2].item() < 1e-3
+
+
+def test_ran_says_in_which_dtype_an_exact_factor_was_computed():
+    ran = Counter()
+    polar_each([gaussian(3, 4)], "eigh", ran=ran)
+    polar_each([gaussian(3, 4)], "svd", dtype=torch.bfloat16, ran=ran)
+    assert ran == {"eigh/torch-cpu/float64": 1, "svd/torch-cpu/float32": 1}
+
+
+def test_polar_each_needs_two_dimensions():
+    with pytest.raises(ValueError, match=r"two dimensions, found shape \(3,\)"):
+        polar_each([torch.ones(3)])

@@ -22,8 +22,8 @@ HALF_PRECISION_SIDE = 256
 #: 20 r + 10 short sides cubed for five steps. It is more products, so that below this short side it takes longer.
 GRAM_RATIO = 1.5
 GRAM_SIDE = 64
-#: The Gram matrix is formed anew when its rounding error may have grown by this; up to here the iteration is as accurate
-#: as the standard one, also on rank-deficient input (measured on ranks 1 to 100 of up to 512 x 2048).
+#: The Gram matrix is formed anew when its rounding error may have grown by this. At five steps the result is then as
+#: accurate as the standard one, also on rank-deficient input (measured on ranks 1 to 100 of up to 512 x 2048).
 GRAM_GROWTH = 1e3
 #: Beyond so many steps in float32, the first ones are done in float64: what they round off outside of the input's row
 #: and column space, all later ones multiply (by 700 in all at ten steps of Polar Express).
@@ -41,13 +41,13 @@ def polar(matrix: Tensor, schedule: str = "polar_express", steps: int = 5, dtype
     Args:
         matrix: floating point, at least two dimensions, tall or wide.
         schedule: ``polar_express`` (default), ``you``, ``muon``, ``classical``, ``cubic``; ``none`` for M / ||M||_F;
-            ``svd`` or ``eigh`` (in float64) for the exact factor, where singular values below
-            max(p, q) * eps * largest count as zero.
+            ``svd`` or ``eigh`` (in float64) for the exact factor. Singular values below max(p, q) * eps * largest count
+            as zero; ``eigh``, which sees their squares, cannot tell those below 1e-7 * largest from zero either.
         steps: number of Newton-Schulz steps. Five bring singular values above 1e-2 of the norm to within 0.15 of 1,
             eight to within rounding.
         dtype: in which to compute. By default bfloat16 on accelerators where min(p, q) >= 256, else float32, and
             float64 for float64 input. In bfloat16 rounding fills the null space of a rank-deficient matrix (singular
-            values of 0.2 at five steps, up to 1 at eight); float32 keeps it below 1e-3 up to ten steps.
+            values of 0.3 to 1 in place of 0); float32 keeps it below 1e-3 up to ten steps.
 
     >>> polar(torch.tensor([[3.0, 0.0], [0.0, -2.0]]), schedule="svd")
     tensor([[ 1.,  0.],
@@ -77,6 +77,8 @@ def polar_each(
     """
     alike: dict[tuple[int, int, torch.dtype, torch.device], list[int]] = {}
     for index, matrix in enumerate(matrices):
+        if matrix.ndim != 2:
+            raise ValueError(f"polar_each needs matrices of two dimensions, found shape {tuple(matrix.shape)}.")
         p, q = matrix.shape
         alike.setdefault((min(p, q), max(p, q), matrix.dtype, matrix.device), []).append(index)
 
@@ -85,19 +87,22 @@ def polar_each(
         _check_matrix(matrices[indices[0]])
         stack = torch.stack([_wide(matrices[i]) for i in indices])
         if ran is not None:
-            ran[f"{schedule}/torch-{device.type}/{str(polar_dtype(stack, dtype)).removeprefix('torch.')}"] += len(indices)
+            computed_in = str(polar_dtype(stack, dtype, schedule)).removeprefix("torch.")
+            ran[f"{schedule}/torch-{device.type}/{computed_in}"] += len(indices)
         results = _polar_stack(stack, schedule, steps, dtype).to(original).unbind()
         for i, factor in zip(indices, results, strict=True):
             factors[i] = factor if matrices[i].shape[0] == p else factor.mT
     return factors
 
 
-def polar_dtype(matrix: Tensor, dtype: torch.dtype | None = None) -> torch.dtype:
+def polar_dtype(matrix: Tensor, dtype: torch.dtype | None = None, schedule: str = "polar_express") -> torch.dtype:
     """In which dtype ``polar`` computes the factor of ``matrix`` when asked for ``dtype``."""
+    if schedule == "eigh" or (dtype is None and matrix.dtype == torch.float64):
+        return torch.float64
+    if schedule == "svd":
+        return torch.promote_types(dtype or matrix.dtype, torch.float32)
     if dtype is not None:
         return dtype
-    if matrix.dtype == torch.float64:
-        return torch.float64
     on_accelerator = matrix.device.type not in ("cpu", "meta")
     return torch.bfloat16 if on_accelerator and min(matrix.shape[-2:]) >= HALF_PRECISION_SIDE else torch.float32
 
@@ -126,14 +131,13 @@ def _polar_stack(stack: Tensor, schedule: str, steps: int, dtype: torch.dtype | 
     """The polar factors of a stack (n, p, q) with p <= q."""
     check_schedule(schedule, steps)
     if stack.numel() == 0:
-        return stack
-    x = _without_scale(stack)
-    dtype = polar_dtype(stack, dtype)
+        return torch.zeros_like(stack)
+    x = _without_scale(stack).to(polar_dtype(stack, dtype, schedule))
     if schedule == "svd":
-        return _by_svd(x.to(torch.promote_types(dtype, torch.float32)))
+        return _by_svd(x)
     if schedule == "eigh":
-        return _by_eigh(x.to(torch.float64))
-    return _by_newton_schulz(x.to(dtype), named_schedule(schedule, steps))
+        return _by_eigh(x, torch.finfo(stack.dtype).eps)
+    return _by_newton_schulz(x, named_schedule(schedule, steps))
 
 
 def _without_scale(stack: Tensor) -> Tensor:
@@ -159,10 +163,12 @@ def _by_svd(x: Tensor) -> Tensor:
     return torch.where(finite, (u * (s > cutoff).to(x.dtype).unsqueeze(-2)) @ vh, math.nan)
 
 
-def _by_eigh(x: Tensor) -> Tensor:
+def _by_eigh(x: Tensor, input_eps: float) -> Tensor:
+    """Eigenvalues of X X' count as zero where they are rounding, of this product or of the input."""
     finite, x = _finite_part(x)
     values, vectors = torch.linalg.eigh(x @ x.mT)
-    cutoff = max(x.shape[-2:]) * torch.finfo(x.dtype).eps * values[..., -1:]
+    side = max(x.shape[-2:])
+    cutoff = max(side * torch.finfo(x.dtype).eps, min(side * input_eps, 1e-3) ** 2) * values[..., -1:]
     inverse_root = torch.where(values > cutoff, values.clamp_min(0).rsqrt(), 0.0)
     return torch.where(finite, (vectors * inverse_root.unsqueeze(-2)) @ vectors.mT @ x, math.nan)
 
