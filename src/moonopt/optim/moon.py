@@ -172,13 +172,10 @@ class MOON(Muon):
         return losses
 
     def _gradient_weights(self, losses: TaskLosses) -> Tensor:
-        weights = self.task_weights.to(losses.values.device)
-        if not all(losses.present):
-            weights = torch.stack([w for w, here in zip(weights.unbind(), losses.present, strict=True) if here])
-        if self._loss == "log":
-            weights = weights / losses.values.detach()
-            weights = weights / weights.sum()
-        return weights
+        if self._loss == "plain":
+            return _those_present(self.task_weights, losses.present)
+        logits = _those_present(self.param_groups[0]["logits"], losses.present).to(losses.values)
+        return (logits - losses.values.detach().log()).softmax(0)  # z_i / l_i normalised, without their underflow
 
     def _combined(self, losses: TaskLosses, replay: Replay | None) -> Combined:
         compared = self._compared(losses)
@@ -277,6 +274,13 @@ def _both(finite: Finite, moving: bool | Tensor) -> Finite:
     if not isinstance(moving, Tensor):
         return finite
     return moving if finite is True else finite & moving.to(finite.device)
+
+
+def _those_present(numbers: Tensor, present: Sequence[bool]) -> Tensor:
+    """The numbers of the tasks that are there, picked without an index that would travel to the device."""
+    if all(present):
+        return numbers
+    return torch.stack([number for number, here in zip(numbers.unbind(), present, strict=True) if here])
 
 
 def _means(found: Sequence[tuple[Combined, Deltas]], logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,50 @@
+"""The measurement works; what it finds holds on an idle machine (marked slow)."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from moonopt.speed import polar
+
+
+def _measure(*arguments, **environment):
+    command = [sys.executable, "-m", "moonopt.speed.polar", "--json", *arguments]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | environment)
+    return json.loads(answer.stdout)
+
+
+def test_json_has_times_ratios_and_environment(capsys):
+    polar.main(["--json", "--rounds", "2", "--sets", "small-40"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["environment"]["torch"]
+    (result,) = found["results"]
+    assert result["matrices"] == 40
+    assert result["ratios"]["torch.optim.Muon"] == pytest.approx(1)
+    expected = result["times"]["torch.optim.Muon"]["ms"] / result["times"]["moonopt"]["ms"]
+    assert result["ratios"]["moonopt"] == pytest.approx(expected)
+
+
+def test_table_names_every_contestant(capsys):
+    polar.main(["--rounds", "2", "--sets", "small-40"])
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("torch.optim.Muon", "moonopt", "moonopt bfloat16", "small-40"))
+
+
+@pytest.mark.slow
+def test_small_matrices_are_ten_times_faster_than_torchs():
+    found = _measure("--sets", "small-40", "--rounds", "40")
+    assert found["results"][0]["ratios"]["moonopt"] >= 10
+
+
+@pytest.mark.slow
+def test_vit_matrices_are_faster_than_torchs():
+    """2.8 times where bfloat16 is emulated. Where the CPU multiplies it, both sides in it, batching alone is left."""
+    emulated = _measure("--sets", "vit-6x192", ONEDNN_MAX_CPU_ISA="AVX512_CORE")
+    assert not emulated["environment"]["cpu_bfloat16"]
+    assert emulated["results"][0]["ratios"]["moonopt"] >= 2.8
+    native = _measure("--sets", "vit-6x192")
+    if native["environment"]["cpu_bfloat16"]:
+        assert native["results"][0]["ratios"]["moonopt bfloat16"] > 1
