@@ -337,3 +337,11 @@ def test_several_processes_are_refused_until_they_are_right(monkeypatch, two_hea
     model = two_heads()
     with pytest.raises(RuntimeError, match="world of 2 processes"):
         MOON(model, tasks=2).minimize(model.losses, *batch())
+
+
+def test_sharded_parameters_are_refused_until_they_are_right():
+    class DTensor(nn.Parameter):  # by name: a real one needs processes
+        pass
+
+    with pytest.raises(ValueError, match=r"Sharded parameters .* are not supported yet"):
+        Muon([{"params": [DTensor(torch.ones(2, 2))], "kind": "matrix"}])

@@ -61,7 +61,9 @@ def test_activation_checkpointing_works(delta):
 def test_reentrant_checkpointing_is_refused_with_the_mode_that_works():
     x = torch.randn(8, 6, requires_grad=True)
     model = Checkpointed(reentrant=True)
-    with pytest.raises(RuntimeError, match=r'reentrant activation checkpointing.*use_reentrant=False.*delta="loss_difference"'):
+    with pytest.raises(
+        RuntimeError, match=r'does not work with reentrant checkpointing: use delta="loss_difference", or .*use_reentrant=False'
+    ):
         MOON(model, tasks=2, delta="per_task").combine(model, x)
     before = model.trunk[0].weight.detach().clone()
     MOON(model, tasks=2, delta="loss_difference").minimize(model, x)
@@ -75,20 +77,12 @@ def test_compiled_models_with_donated_buffers_are_refused_with_the_mode_that_wor
     optimizer = MOON(compiled, tasks=2, delta="per_task")
     with (
         torch._functorch.config.patch(donated_buffer=True),
-        pytest.raises(RuntimeError, match=r'compiled model frees its buffers.*donated_buffer = False.*delta="loss_difference"'),
+        pytest.raises(
+            RuntimeError, match=r'does not work with donated buffers: use delta="loss_difference", or .*donated_buffer = False'
+        ),
     ):
         optimizer.combine(lambda: (compiled(x) - y).square().mean(0))
     torch.compiler.reset()
     with torch._functorch.config.patch(donated_buffer=False):
         optimizer.minimize(lambda: (compiled(x) - y).square().mean(0))
     assert optimizer.param_groups[0]["steps"] == 1
-
-
-def test_per_task_refuses_wrapped_models_with_the_mode_that_works():
-    class DistributedDataParallel(nn.Module):  # by name: a real one needs processes
-        def __init__(self):
-            super().__init__()
-            self.module = nn.Linear(2, 2)
-
-    with pytest.raises(RuntimeError, match=r'delta="per_task" does not work with DDP: use delta="loss_difference"'):
-        MOON(DistributedDataParallel(), tasks=2, delta="per_task")

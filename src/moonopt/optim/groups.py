@@ -74,6 +74,8 @@ def check_group(group: Group) -> None:
     for p, rows in with_rows(group):
         if not p.is_floating_point():
             raise ValueError(f"Parameters must be real floating point, found one of {p.dtype}.")
+        if type(p).__name__ == "DTensor":
+            raise ValueError("Sharded parameters (DTensor, as FSDP2 makes them) are not supported yet.")
         if group["kind"] == "matrix" and p.ndim < 2:
             raise ValueError(f"A matrix has at least two dimensions, found a parameter of shape {tuple(p.shape)}.")
         if rows is not None and sum(rows) != p.shape[0]:

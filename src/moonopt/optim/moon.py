@@ -12,7 +12,7 @@ from moonopt.optim.groups import Params, state_dtype
 from moonopt.optim.masking import Finite, Rate
 from moonopt.optim.muon import Muon
 from moonopt.optim.parameters import Placing
-from moonopt.tasks.directional import MODES, Deltas, Moved, refuse_unsupported
+from moonopt.tasks.directional import MODES, Deltas, Moved
 from moonopt.tasks.losses import Losses, TaskLosses, in_half_precision, read_losses, task_names
 from moonopt.tasks.pending import Combined
 from moonopt.tasks.replay import Replay
@@ -102,7 +102,6 @@ class MOON(Muon):
             module=module,
             nonfinite=nonfinite,
         )
-        refuse_unsupported(delta, self._module)
         matrices = self._matrices()
         if not matrices:
             raise ValueError(

@@ -3,13 +3,13 @@
 A mode may look at the losses in ``combine`` (``observe``) and answers in ``step``, after the move (``deltas``).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from moonopt.tasks.gradients import task_gradients
+from moonopt.tasks.gradients import graph_features, task_gradients
 from moonopt.tasks.losses import TaskLosses
 from moonopt.tasks.pending import Combined
 
@@ -50,6 +50,7 @@ class PerTask:
     uses_direction = True
 
     def observe(self, losses: TaskLosses, matrices: Sequence[Tensor]) -> list[dict[Tensor, Tensor]]:
+        refuse_unsupported("per_task", graph_features(losses.values))
         rows = task_gradients(losses.values, matrices)
         return [{p: g for p, g in zip(matrices, row, strict=True) if g is not None} for row in rows]
 
@@ -61,26 +62,21 @@ class PerTask:
 #: The delta modes by name.
 MODES: dict[str, Any] = {"loss_difference": LossDifference, "per_task": PerTask}
 
-#: With what each mode works. What a mode does not work with is refused with a text that names one that does.
+#: What each mode works with. The rest is refused with a text that names the modes that do.
 SUPPORT: dict[str, frozenset[str]] = {
     "loss_difference": frozenset(
-        {"accumulation", "autocast", "compiled", "checkpointing", "reentrant checkpointing", "ddp", "fsdp2", "capture"}
+        {"accumulation", "autocast", "checkpointing", "compiled models", "donated buffers", "reentrant checkpointing"}
     ),
-    # "compiled" only where donated buffers are off; refused otherwise.
-    "per_task": frozenset({"accumulation", "autocast", "compiled", "checkpointing"}),
+    "per_task": frozenset({"accumulation", "autocast", "checkpointing", "compiled models"}),
 }
 
 
-def refuse_unsupported(mode: str, module: nn.Module | None) -> None:
-    """Raise where a mode does not work with what the module is wrapped in."""
-    wrappers = {
-        "ddp": type(module).__name__ == "DistributedDataParallel",
-        "fsdp2": module is not None and any(type(p).__name__ == "DTensor" for p in module.parameters()),
-    }
-    for name, found in wrappers.items():
-        if found and name not in SUPPORT[mode]:
-            able = " or ".join(f'delta="{other}"' for other, features in SUPPORT.items() if name in features)
-            raise RuntimeError(f'delta="{mode}" does not work with {name.upper()}: use {able}.')
+def refuse_unsupported(mode: str, features: Mapping[str, str]) -> None:
+    """Raise where a mode does not work with one of ``features``, which come with what else could be done."""
+    for feature, remedy in features.items():
+        if feature not in SUPPORT[mode]:
+            able = " or ".join(f'delta="{other}"' for other, supported in SUPPORT.items() if feature in supported)
+            raise RuntimeError(f'delta="{mode}" does not work with {feature}: use {able}, or {remedy}.')
 
 
 def _inner(gradients: dict[Tensor, Tensor], directions: dict[Tensor, Tensor], like: Tensor) -> Tensor:

@@ -11,8 +11,10 @@ GRADIENT_SCALE = 2.0**12
 
 
 def task_gradients(losses: Tensor, parameters: Sequence[Tensor]) -> list[list[Tensor | None]]:
-    """For each loss its gradients in the parameters, in float32 or better; None where it does not depend on one."""
-    refuse_partial_graphs(losses)
+    """For each loss its gradients in the parameters, in float32 or better; None where it does not depend on one.
+
+    The graph must be one that several backward passes can go through: see ``graph_features``.
+    """
     rows: list[list[Tensor | None]] = []
     for loss in losses.unbind():
         row = torch.autograd.grad(loss * GRADIENT_SCALE, parameters, retain_graph=True, allow_unused=True)
@@ -20,19 +22,15 @@ def task_gradients(losses: Tensor, parameters: Sequence[Tensor]) -> list[list[Te
     return rows
 
 
-def refuse_partial_graphs(losses: Tensor) -> None:
-    """Refuse graphs over which several backward passes give wrong gradients or none, with the mode that works."""
+def graph_features(losses: Tensor) -> dict[str, str]:
+    """What in a graph makes task gradients wrong or impossible, each with what else could be done about it."""
     nodes = {type(node).__name__ for node in _graph(losses)}
-    if "CheckpointFunctionBackward" in nodes:
-        raise RuntimeError(
-            "Task gradients are not defined through reentrant activation checkpointing: they would be zero. Call "
-            'torch.utils.checkpoint.checkpoint(..., use_reentrant=False), or use delta="loss_difference".'
-        )
-    if "CompiledFunctionBackward" in nodes and torch._functorch.config.donated_buffer:
-        raise RuntimeError(
-            "The compiled model frees its buffers in the first backward pass, and task gradients need several. Set "
-            'torch._functorch.config.donated_buffer = False before compiling, or use delta="loss_difference".'
-        )
+    features = {}
+    if "CheckpointFunctionBackward" in nodes:  # parameters inside would silently get no gradient
+        features["reentrant checkpointing"] = "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+    if "CompiledFunctionBackward" in nodes and torch._functorch.config.donated_buffer:  # freed by the first backward pass
+        features["donated buffers"] = "set torch._functorch.config.donated_buffer = False before compiling"
+    return features
 
 
 def _unscaled(gradient: Tensor) -> Tensor:
