@@ -138,7 +138,7 @@ def main() -> None:
         first, second = path[-1].tolist()
         average = (first + second) / 2
         print(f"{name:12}{first:12.4f}{second:13.4f}{average:11.4f}{max(0.0, average / lowest - 1):19.2%}")
-    print("\nMuon here minimises the plotted average itself; MOON finds it by weighing the tasks.")
+    print("\nMuon minimises the plotted average itself. MOON ends there, too; MGDA stops at the first Pareto point it meets.")
     plot(paths, toy, options.plot)
     print(f"Plot: {options.plot}")
 

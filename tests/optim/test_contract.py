@@ -60,7 +60,7 @@ def test_resume_continues_bit_for_bit(two_heads, batch, build, dtype):
     resumed.load_state_dict(saved["optimizer"])
     _continue(other, resumed, batch)
     _assert_equal((model, optimizer), (other, resumed))
-    assert resumed.param_groups[0]["steps"] == 10
+    assert resumed.param_groups[0]["step"] == 10
 
 
 @pytest.mark.parametrize("options", [{}, {"flatten_optimizer_state_dict": True}, {"full_state_dict": True}], ids=str)
@@ -132,8 +132,11 @@ def test_a_checkpoint_of_another_model_is_refused(two_heads):
         MOON(two_heads(tasks=3), tasks=2).load_state_dict(saved)
     other = nn.Sequential(nn.Linear(6, 13), nn.Linear(13, 12))
     other.head = nn.Sequential(nn.Linear(2, 1), nn.Linear(2, 1))
+    optimizer = MOON(other, tasks=2)
     with pytest.raises(ValueError, match=r"checkpoint's momentum has shape \(12, 6\), expected \(13, 6\)"):
-        MOON(other, tasks=2).load_state_dict(saved)
+        optimizer.load_state_dict(saved)
+    with pytest.raises(ValueError, match="other kinds of parameter groups"):
+        optimizer.load_state_dict(torch.optim.AdamW(other.parameters()).state_dict())
 
 
 def test_load_hooks_run(two_heads):

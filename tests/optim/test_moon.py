@@ -168,7 +168,7 @@ def test_nonfinite_steps_can_be_skipped_and_are_counted(two_heads, batch):
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     optimizer.minimize(model.losses, x, y)
     diagnostics = optimizer.diagnostics()
-    assert (diagnostics["skipped_steps"], diagnostics["steps"]) == (1, 2)
+    assert (diagnostics["skipped_steps"], diagnostics["step"]) == (1, 2)
 
 
 def test_a_loss_that_is_nonfinite_only_after_the_move_leaves_the_logits_alone_and_is_counted():
@@ -259,13 +259,19 @@ BAD_SETTINGS = [
     ({"loss": "logg"}, "Did you mean 'log'"),
     ({"beta": "automatic"}, '"auto:RATE"'),
     ({"beta": "auto:fast"}, '"auto:RATE"'),
-    ({"beta": -1.0}, "beta must not be negative"),
-    ({"gamma": -1.0}, "gamma must not be negative"),
-    ({"lr": -1.0}, "lr must not be negative"),
-    ({"momentum": 1.0}, "momentum must be at least 0 and below 1"),
+    ({"beta": -1.0}, "beta must be a number of at least 0"),
+    ({"gamma": -1.0}, "gamma must be a number of at least 0"),
+    ({"lr": -1.0}, "lr must be a number of at least 0"),
+    ({"momentum": 1.0}, "momentum must be a number of at least 0 and below 1"),
     ({"scale": "spectrall"}, "Did you mean 'spectral'"),
     ({"schedule": "polar_expres"}, "Did you mean 'polar_express'"),
     ({"steps": 0}, "steps must be a positive integer"),
+    ({"beta": "auto:-1"}, "beta must be a number of at least 0"),
+    ({"lr": "0.1"}, "lr must be a number of at least 0, found '0.1'"),
+    ({"lr": math.nan}, "lr must be a number of at least 0, found nan"),
+    ({"vector_betas": (0.9,)}, "vector_betas must be two numbers"),
+    ({"polar_dtype": torch.int32}, "polar_dtype must be a floating point torch.dtype"),
+    ({"module": "model"}, "module must be a torch.nn.Module"),
     ({"nonfinite": "ignore"}, "Unknown nonfinite 'ignore': expected one of raise, skip"),
 ]
 
@@ -345,3 +351,46 @@ def test_sharded_parameters_are_refused_until_they_are_right():
 
     with pytest.raises(ValueError, match=r"Sharded parameters .* are not supported yet"):
         Muon([{"params": [DTensor(torch.ones(2, 2))], "kind": "matrix"}])
+
+
+def test_a_bad_vector_setting_is_named_as_it_was_given(two_heads):
+    with pytest.raises(ValueError, match="vector_lr must be a number of at least 0, found -1"):
+        MOON(two_heads(), tasks=2, vector_lr=-1)
+
+
+def test_a_model_that_is_frozen_is_refused(two_heads):
+    with pytest.raises(ValueError, match="no parameter that requires a gradient"):
+        MOON(two_heads().requires_grad_(False), tasks=2)
+
+
+def test_minimize_needs_a_closure(two_heads, batch):
+    model = two_heads()
+    with pytest.raises(TypeError, match="minimize needs a closure that computes the losses, found a Tensor"):
+        MOON(model, tasks=2).minimize(model.losses(*batch()))
+
+
+def test_a_closure_that_fails_the_second_time_leaves_a_whole_step(two_heads, batch):
+    models = [two_heads(), two_heads()]
+    moon, muon = MOON(models[0], tasks=2), Muon(models[1])
+    calls = []
+
+    def failing(x, y):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyError("second evaluation")
+        return models[0].losses(x, y)
+
+    with pytest.raises(KeyError):
+        moon.minimize(failing, *batch())
+    muon.minimize(models[1].losses, *batch())
+    assert all(torch.equal(a, b) for a, b in zip(*(m.parameters() for m in models), strict=True))
+
+
+def test_step_without_combine_says_so_once(two_heads, batch):
+    model = two_heads()
+    optimizer = MOON(model, tasks=2)
+    with pytest.warns(UserWarning, match=r"step\(\) without combine\(\)") as seen:
+        for _ in range(3):
+            model.losses(*batch()).sum().backward()
+            optimizer.step()
+    assert len(seen) == 1

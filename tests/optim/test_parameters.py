@@ -121,12 +121,22 @@ def test_a_depthwise_convolution_is_a_vector(module):
     [
         (nn.Conv2d(4, 6, 3, groups=2), [3, 3]),
         (nn.Conv1d(6, 12, 3, groups=3), [4, 4, 4]),
-        (nn.ConvTranspose2d(4, 6, 3, groups=2), [2, 2]),  # of its input channels, which come first there
     ],
 )
 def test_a_grouped_convolution_is_one_matrix_per_group(module, rows):
     assert parts(module) == {"weight": rows}
     assert reasons(module)["weight"] == f"convolution as (out, in * kernel), Split({len(rows)})"
+
+
+def test_a_transposed_convolution_has_its_input_channels_as_rows():
+    module = nn.ConvTranspose2d(4, 6, 3, groups=2)
+    assert parts(module) == {"weight": [2, 2]}
+    assert reasons(module)["weight"] == "transposed convolution as (in, out * kernel), Split(2)"
+
+
+@pytest.mark.parametrize(("shape", "rows"), [((8, 24), [8, 8, 8]), ((8, 16), None)])
+def test_a_fused_qkv_projection_is_three_matrices(shape, rows):
+    assert parts(Model(qkv=nn.Linear(*shape, bias=False))).get("qkv.weight") == rows
 
 
 def test_the_parts_of_a_grouped_convolution_are_the_weights_of_its_groups():
@@ -479,12 +489,18 @@ def test_rules_hold_for_named_parameters_too():
 
 
 def test_a_rule_that_matches_nothing_is_an_error_that_names_the_nearest_parameter():
-    with refused("Unknown parameter in rules 'a.weihgt': expected one of a.weight, a.bias. Did you mean 'a.weight'?"):
+    with refused(
+        "Unknown parameter in rules 'a.weihgt': expected one of a.weight, a.bias. Did you mean 'a.weight'? "
+        "print(moonopt.route_parameters(model)) shows their names."
+    ):
         route_parameters(Model(a=nn.Linear(3, 4)), {"a.weihgt": "vector"})
 
 
 def test_a_rule_that_matches_nothing_in_a_large_model_names_the_nearest_parameter_alone():
-    with refused("Unknown parameter in rules '7.wieght'. Did you mean '7.weight'?"):
+    with refused(
+        "Unknown parameter in rules '7.wieght'. Did you mean '7.weight'? "
+        "print(moonopt.route_parameters(model)) shows their names."
+    ):
         route_parameters(nn.Sequential(*(nn.Linear(2, 2) for _ in range(11))), {"7.wieght": "vector"})
 
 
@@ -670,14 +686,13 @@ def test_rules_with_groups_are_refused():
     [
         (lambda: nn.Linear(3, 4).parameters(), "a bare Parameter"),
         (lambda: [torch.ones(2, 2)], "a bare Tensor"),
-        (list, "nothing"),
     ],
-    ids=["parameters", "tensor", "nothing"],
+    ids=["parameters", "tensor"],
 )
 def test_bare_tensors_are_refused_with_the_reason(params, found):
     text = (
-        f"Expected a module, its named_parameters(), or groups with a kind, found {found}: without its name and module, "
-        "a parameter cannot be told to be a matrix or a vector."
+        f"Expected a model or its named_parameters(), found {found}: without its name and module a parameter cannot be told "
+        "to be a matrix or a vector. Pass the model itself, or named_parameters() with module=model, or groups with a kind."
     )
     with refused(text):
         groups_of(params(), None, None)
@@ -689,7 +704,7 @@ def test_bare_tensors_are_refused_with_the_reason(params, found):
 def test_a_group_without_a_kind_is_refused_with_the_reason(group, found):
     text = (
         f'A parameter group needs kind="matrix" or kind="vector", found {found}: by its shape a matrix cannot be told from '
-        "an embedding. Pass the module, or its named_parameters(), to have rules tell them apart."
+        "an embedding. Pass the model itself to have rules tell them apart."
     )
     with refused(text):
         check_kind(group)
@@ -708,15 +723,21 @@ def test_a_complete_group_passes(kind):
 @pytest.mark.parametrize("name", ["lr", "weight_decay", "eps"])
 @pytest.mark.parametrize("value", [-0.1, float("nan")])
 def test_a_negative_setting_is_refused(name, value):
-    with refused(f"{name} must not be negative, found {value}."):
+    with refused(f"{'vector_eps' if name == 'eps' else name} must be a number of at least 0, found {value}."):
         check_group(complete([parameter(2, 2)], **{name: value}))
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("momentum", 1.0), ("momentum", -0.1), ("betas", (0.9, 1.0)), ("betas", (-0.1, 0.9))]
+    ("name", "value", "text"),
+    [
+        ("momentum", 1.0, "momentum must be a number of at least 0 and below 1, found 1.0."),
+        ("momentum", -0.1, "momentum must be a number of at least 0 and below 1, found -0.1."),
+        ("betas", (0.9, 1.0), "vector_betas must be a number of at least 0 and below 1, found 1.0."),
+        ("betas", (-0.1, 0.9), "vector_betas must be a number of at least 0 and below 1, found -0.1."),
+    ],
 )
-def test_an_average_that_would_never_move_is_refused(name, value):
-    with refused(f"{name} must be at least 0 and below 1, found {value}."):
+def test_an_average_that_would_never_move_is_refused(name, value, text):
+    with refused(text):
         check_group(complete([parameter(2, 2)], **{name: value}))
 
 
@@ -746,9 +767,9 @@ def test_parts_that_do_not_make_up_a_parameter_are_refused():
 
 
 def test_the_optimizer_refuses_what_the_checks_refuse():
-    with refused("momentum must be at least 0 and below 1, found 1.0."):
+    with refused("momentum must be a number of at least 0 and below 1, found 1.0."):
         Muon(nn.Linear(3, 4), momentum=1.0)
-    with refused("lr must not be negative, found -0.1."):
+    with refused("lr must be a number of at least 0, found -0.1."):
         Muon(nn.Linear(3, 4), lr=-0.1)
     with refused("A matrix has at least two dimensions, found a parameter of shape (4,)."):
         Muon([{"params": list(nn.Linear(3, 4).parameters()), "kind": "matrix"}])

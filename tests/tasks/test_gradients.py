@@ -85,4 +85,4 @@ def test_compiled_models_with_donated_buffers_are_refused_with_the_mode_that_wor
     torch.compiler.reset()
     with torch._functorch.config.patch(donated_buffer=False):
         optimizer.minimize(lambda: (compiled(x) - y).square().mean(0))
-    assert optimizer.param_groups[0]["steps"] == 1
+    assert optimizer.param_groups[0]["step"] == 1

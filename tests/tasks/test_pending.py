@@ -257,7 +257,7 @@ def test_accelerate_accumulates_like_micro_batches(two_heads, batch):
     for a, b in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(a, b)
     torch.testing.assert_close(moon.logits, plain.logits)
-    assert moon.param_groups[0]["steps"] == 2
+    assert moon.param_groups[0]["step"] == 2
 
 
 def test_autocast_trains(two_heads, batch):

@@ -236,7 +236,7 @@ def _iterate_on_gram(x: Tensor, gram: Tensor, coefficients: Sequence[Triple]) ->
 
 
 def _polynomial(gram: Tensor, triple: Triple) -> Tensor:
-    """A + b A + c A^2."""
+    """a I + b A + c A^2."""
     a, b, c = triple
     result = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
     result.diagonal(dim1=-2, dim2=-1).add_(a)

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from moonopt.errors import unknown_name
 from moonopt.optim.parameters import KINDS, Placing, route_parameters
+from moonopt.tasks.losses import HALF_DTYPES
 
 Params = nn.Module | Iterable[tuple[str, nn.Parameter]] | Iterable[dict[str, Any]]
 Group = dict[str, Any]
-
-HALF_DTYPES = (torch.bfloat16, torch.float16)
 
 #: Factor on the update of a matrix by its rows and columns: none (the paper), Muon's own, and the one after which the
 #: update has the root mean square that AdamW's usually has.
@@ -35,13 +34,9 @@ def groups_of(params: Params, rules: Mapping[str, Placing] | None, module: nn.Mo
             if rules:
                 raise ValueError("rules= needs names: pass the module or its named_parameters() instead of groups.")
             return [dict(group) for group in given]
-        if not given or not all(isinstance(each, tuple) and isinstance(each[-1], Tensor) for each in given):
-            raise ValueError(
-                "Expected a module, its named_parameters(), or groups with a kind, found "
-                f"{'a bare ' + type(given[0]).__name__ if given else 'nothing'}: without its name and module, a parameter "
-                "cannot be told to be a matrix or a vector."
-            )
         routing = route_parameters(given, rules, module)
+    if not routing.placements:
+        raise ValueError("Found no parameter that requires a gradient.")
     groups: list[Group] = []
     for kind in KINDS:
         if placed := routing.of_kind(kind):
@@ -55,18 +50,21 @@ def check_kind(group: Group) -> None:
     if group.get("kind") not in KINDS:
         raise ValueError(
             f'A parameter group needs kind="matrix" or kind="vector", found {group.get("kind")!r}: by its shape a matrix '
-            "cannot be told from an embedding. Pass the module, or its named_parameters(), to have rules tell them apart."
+            "cannot be told from an embedding. Pass the model itself to have rules tell them apart."
         )
 
 
 def check_group(group: Group) -> None:
     """Raise where settings or parameters of a complete group cannot be used."""
-    for name in ("lr", "weight_decay", "eps"):
-        if not isinstance(group[name], Tensor) and not group[name] >= 0:
-            raise ValueError(f"{name} must not be negative, found {group[name]!r}.")
-    for name, values, number in (("momentum", [group["momentum"]], 1), ("betas", group["betas"], 2)):
-        if len(values) != number or not all(0 <= value < 1 for value in values):
-            raise ValueError(f"{name} must be at least 0 and below 1, found {group[name]!r}.")
+    prefix = "vector_" if group["kind"] == "vector" else ""
+    for name in ("lr", "weight_decay"):
+        check_number(prefix + name, group[name])
+    check_number("vector_eps", group["eps"])
+    check_number("momentum", group["momentum"], below=1.0)
+    if not isinstance(group["betas"], Sequence) or len(group["betas"]) != 2:
+        raise ValueError(f"vector_betas must be two numbers, found {group['betas']!r}.")
+    for beta in group["betas"]:
+        check_number("vector_betas", beta, below=1.0)
     if group["scale"] not in SCALES:
         raise ValueError(unknown_name(str(group["scale"]), SCALES, "scale"))
     if len(group["rows"]) != len(group["params"]):
@@ -82,6 +80,15 @@ def check_group(group: Group) -> None:
             raise ValueError(f"The parts {rows} do not make up the {p.shape[0]} rows of a parameter.")
 
 
+def check_number(name: str, value: object, below: float = math.inf) -> None:
+    """Raise where a setting is not a number from 0 on; a tensor is not looked at, which would wait for it."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < below:
+        limit = f" and below {below:g}" if below < math.inf else ""
+        raise ValueError(f"{name} must be a number of at least 0{limit}, found {value!r}.")
+
+
 def with_rows(group: Group) -> list[tuple[Tensor, list[int] | None]]:
     """The parameters of a group, each with the rows of its parts if it is several matrices."""
     return list(zip(group["params"], group["rows"], strict=True))
@@ -92,29 +99,33 @@ def state_dtype(parameter: Tensor) -> torch.dtype:
     return torch.float32 if parameter.dtype in HALF_DTYPES else parameter.dtype
 
 
-def check_loadable(groups: Sequence[Group], saved: Sequence[Group]) -> None:
-    """Raise where saved groups are not those of this model, or of other tasks."""
-    described = {
-        "tasks": [[group["tasks"] for group in each if "tasks" in group] for each in (saved, groups)],
-        "kinds of parameter groups": [[group.get("kind") for group in each] for each in (saved, groups)],
-        "sizes of parameter groups": [[len(group["params"]) for group in each] for each in (saved, groups)],
+def check_loadable(groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any]], saved: Mapping[str, Any]) -> None:
+    """Raise, before anything is loaded, where a checkpoint is of another model, optimizer or other tasks."""
+    saved_groups = saved["param_groups"]
+    described: dict[str, Callable[[Sequence[Group]], list[Any]]] = {
+        "kinds of parameter groups": lambda each: [group.get("kind") for group in each],
+        "sizes of parameter groups": lambda each: [len(group["params"]) for group in each],
+        "tasks": lambda each: [group["tasks"] for group in each if "tasks" in group],
     }
-    for what, (found, expected) in described.items():
+    for what, describe in described.items():
+        found, expected = describe(saved_groups), describe(groups)
         if found != expected:
             raise ValueError(f"The checkpoint has other {what}: found {found}, expected {expected}.")
+    for group, saved_group in zip(groups, saved_groups, strict=True):
+        for p, key in zip(group["params"], saved_group["params"], strict=True):
+            for name, value in saved["state"].get(key, {}).items():
+                mine = state[p].get(name)
+                if isinstance(mine, Tensor) and isinstance(value, Tensor) and mine.shape != value.shape:
+                    raise ValueError(f"The checkpoint's {name} has shape {tuple(value.shape)}, expected {tuple(mine.shape)}.")
 
 
 def load_into(current: dict[str, Any], saved: Mapping[str, Any], device: torch.device) -> None:
     """Take over saved values: tensors in place where dtype and shape agree, so that nobody's reference breaks."""
     for key, value in saved.items():
         mine = current.get(key)
-        if isinstance(mine, Tensor) and isinstance(value, Tensor):
-            if mine.shape != value.shape:
-                raise ValueError(f"The checkpoint's {key} has shape {tuple(value.shape)}, expected {tuple(mine.shape)}.")
-            if mine.dtype == value.dtype:
-                mine.copy_(value)
-                continue
-        if isinstance(mine, Tensor) and isinstance(value, int | float):
+        if isinstance(mine, Tensor) and isinstance(value, Tensor) and (mine.dtype, mine.shape) == (value.dtype, value.shape):
+            mine.copy_(value)
+        elif isinstance(mine, Tensor) and isinstance(value, int | float):
             mine.fill_(value)
         elif isinstance(value, Tensor):
             current[key] = value.to(device, copy=True)

@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Rate = float | Tensor
+from moonopt.tasks.directional import Rate
+
 Tensors = tuple[Tensor, ...] | list[Tensor]
 Finite = Literal[True] | Tensor
 
@@ -26,7 +27,7 @@ def effective(finite: Finite, rate: Rate) -> Rate:
 
 
 def move(parameters: Tensors, directions: Tensors, rate: Rate) -> None:
-    """P <- p - rate * direction, in the precision of the direction."""
+    """p <- p - rate * direction, in the precision of the direction."""
     if isinstance(rate, Tensor):
         torch._foreach_sub_(parameters, torch._foreach_mul(directions, rate))
     else:

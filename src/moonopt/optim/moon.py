@@ -8,21 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from moonopt.errors import unknown_name
-from moonopt.optim.groups import Params, state_dtype
-from moonopt.optim.masking import Finite, Rate
+from moonopt.optim.groups import Params, check_number, state_dtype
+from moonopt.optim.logits import auto_rate, mean_by_task, next_logits, pick
+from moonopt.optim.masking import Finite
 from moonopt.optim.muon import Muon
 from moonopt.optim.parameters import Placing
-from moonopt.tasks.directional import MODES, Deltas, Moved
+from moonopt.tasks.directional import MODES, Deltas, Moved, Rate
 from moonopt.tasks.losses import Losses, TaskLosses, in_half_precision, read_losses, task_names
-from moonopt.tasks.pending import Combined
+from moonopt.tasks.pending import MicroBatch
 from moonopt.tasks.replay import Replay
 from moonopt.tasks.verbs import Closure
 
 DUALS = ("online",)
 LOSSES = ("plain", "log")
-#: With beta="auto", how fast the running mean of the deltas' size forgets, and how far one step moves the logits.
-AUTO_DECAY = 0.98
-AUTO_RATE = 0.01
 
 
 class MOON(Muon):
@@ -79,9 +77,8 @@ class MOON(Muon):
         for value, known, what in ((dual, DUALS, "dual"), (delta, MODES, "delta"), (loss, LOSSES, "loss")):
             if value not in known:
                 raise ValueError(unknown_name(str(value), tuple(known), what))
-        _auto_rate(beta)
-        if not gamma >= 0:
-            raise ValueError(f"gamma must not be negative, found {gamma!r}.")
+        auto_rate(beta)
+        check_number("gamma", gamma)
         self._delta, self._loss = delta, loss
         self._mode = MODES[delta]()
         super().__init__(
@@ -143,7 +140,7 @@ class MOON(Muon):
             numbers |= {f"{what}/{name}": value for name, value in zip(self.tasks, values.tolist(), strict=True)}
         return numbers
 
-    # What MOON adds to the verbs
+    # What MOON adds to combine
 
     def _replay(self, closure: Closure, args: tuple[Any, ...]) -> Replay | None:
         if not self._mode.evaluates_again:
@@ -172,63 +169,57 @@ class MOON(Muon):
 
     def _gradient_weights(self, losses: TaskLosses) -> Tensor:
         if self._loss == "plain":
-            return _those_present(self.task_weights, losses.present)
-        logits = _those_present(self.param_groups[0]["logits"], losses.present).to(losses.values)
+            return pick(self.task_weights, losses.present)
+        logits = pick(self.param_groups[0]["logits"], losses.present).to(losses.values)
         return (logits - losses.values.detach().log()).softmax(0)  # z_i / l_i normalised, without their underflow
 
-    def _combined(self, losses: TaskLosses, replay: Replay | None) -> Combined:
-        compared = self._compared(losses)
-        return Combined(compared, replay, self._mode.observe(compared, self._matrices()))
-
-    # What MOON adds to the step
-
-    def _follow(self, combined: Sequence[Combined], directions: Mapping[Tensor, Tensor], finite: Finite) -> None:
-        if not combined:
-            return
+    def _micro_batch(self, losses: TaskLosses, replay: Replay | None) -> MicroBatch:
         _refuse_several_processes()
-        largest = _largest([group["lr"] for group in self._of_kind("matrix")])
-        if not isinstance(largest, Tensor) and largest == 0:
+        compared = self._compared(losses)
+        return MicroBatch(compared, replay, self._mode.observe(compared, self._matrices()))
+
+    # What MOON adds to step
+
+    def _follow(self, batches: Sequence[MicroBatch], directions: Mapping[Tensor, Tensor], finite: Finite) -> None:
+        """Let the logits follow the deltas of the move."""
+        if not batches:
+            self._warn_once("step() without combine(): the matrices have moved, but the task weights were left alone.")
             return
-        moved = Moved(largest, self._relative(directions, largest) if self._mode.uses_direction else {})
-        found = [(each, self._mode.deltas(each, self._evaluate, moved)) for each in combined]
-        delta, floor, present = _means(found, self.param_groups[0]["logits"])
-        all_present = all(any(each.present[i] for each in combined) for i in range(len(self.tasks)))
-        valid = _both(finite, largest > 0)
-        delta, floor = (each if valid is True else torch.where(valid, each, 0.0) for each in (delta, floor))
-        self._pending.by_task |= {"delta": delta, "delta_floor": floor}
-        usable = delta.isfinite().all()
-        self._pending.count("rejected_deltas", (~usable).to(torch.int64))
-        self._move_logits(delta, present, all_present, usable if valid is True else usable & valid)
-
-    def _move_logits(self, delta: Tensor, present: Tensor, all_present: bool, usable: Tensor) -> None:
-        """xi <- xi - beta * (delta + gamma * xi) for the tasks that were there, if ``usable``."""
         group = self.param_groups[0]
-        logits, size, beta = group["logits"], group["delta_size"], group["beta"]
-        rate = _auto_rate(beta)
-        if rate is not None or not all_present:  # so that a task that was not there keeps its place among the others
-            delta = torch.where(present, delta - delta.sum() / present.sum(), 0.0)
-        if rate is not None:
-            now = delta.abs().sum() / present.sum()
-            new_size = torch.where(size > 0, AUTO_DECAY * size + (1 - AUTO_DECAY) * now, now)
-            delta = torch.where(new_size > 0, delta / new_size, 0.0)
-            size.copy_(torch.where(usable, new_size, size))
-        moved = logits - (beta if rate is None else rate) * (delta + group["gamma"] * logits)
-        logits.copy_(torch.where(usable & present, moved, logits))
+        rate = _largest([each["lr"] for each in self._of_kind("matrix")])
+        if not isinstance(rate, Tensor) and rate == 0:
+            return
+        moved = Moved(rate, self._relative(directions, rate) if self._mode.uses_direction else {})
+        found = [(batch, self._mode.deltas(batch, self._evaluate, moved)) for batch in batches]
+        deltas, present = mean_by_task(found, group["logits"])
+        good = _both(finite, rate > 0)
+        if good is not True:
+            deltas = Deltas(*(torch.where(good, each, 0.0) for each in deltas))
+        self._pending.by_task |= {"delta": deltas.values, "delta_floor": deltas.floor}
 
-    def _relative(self, directions: Mapping[Tensor, Tensor], largest: Rate) -> dict[Tensor, Tensor]:
+        usable = deltas.values.isfinite().all()
+        self._pending.count("rejected_deltas", (~usable).to(torch.int64))
+        usable = usable if good is True else usable & good
+        logits, size = next_logits(
+            group["logits"], group["delta_size"], deltas.values, present, beta=group["beta"], gamma=group["gamma"]
+        )
+        group["logits"].copy_(torch.where(usable, logits, group["logits"]))
+        group["delta_size"].copy_(torch.where(usable, size, group["delta_size"]))
+
+    def _relative(self, directions: Mapping[Tensor, Tensor], rate: Rate) -> dict[Tensor, Tensor]:
         """D_b = (lr_b / lr) * scale_b * W_b."""
         rates = {p: group["lr"] for group in self._of_kind("matrix") for p in group["params"]}
-        return {p: direction * (rates[p] / largest) for p, direction in directions.items()}
+        return {p: direction * (rates[p] / rate) for p, direction in directions.items()}
 
-    def _evaluate(self, combined: Combined) -> Tensor:
+    def _evaluate(self, batch: MicroBatch) -> Tensor:
         """The losses of a micro-batch now, as they are compared."""
-        if combined.replay is None:
+        if batch.replay is None:
             raise RuntimeError("These losses cannot be evaluated again: they were combined without a closure.")
-        losses = read_losses(combined.replay.again(), self.tasks)
-        if losses.names != combined.names:
+        losses = read_losses(batch.replay.again(), self.tasks)
+        if losses.names != batch.names:
             raise ValueError(
                 f"Evaluated again, the closure returned the losses of {', '.join(losses.names)}, "
-                f"expected those of {', '.join(combined.names)} as before."
+                f"expected those of {', '.join(batch.names)} as before."
             )
         return self._compared(losses).values
 
@@ -246,21 +237,6 @@ class MOON(Muon):
         return super().__getstate__() | {name: getattr(self, name) for name in ("_delta", "_loss", "_mode")}
 
 
-def _auto_rate(beta: float | str) -> float | None:
-    """How far "auto" or "auto:RATE" moves the logits; None where beta is a number."""
-    if not isinstance(beta, str):
-        if not beta >= 0:
-            raise ValueError(f"beta must not be negative, found {beta!r}.")
-        return None
-    word, _, rate = beta.partition(":")
-    try:
-        if word == "auto":
-            return float(rate) if rate else AUTO_RATE
-    except ValueError:
-        pass
-    raise ValueError(f'beta must be a number, "auto" or "auto:RATE" such as "auto:0.03", found {beta!r}.')
-
-
 def _largest(rates: Sequence[Rate]) -> Rate:
     """The largest rate, without waiting for those that are tensors."""
     if len(rates) == 1 or not any(isinstance(rate, Tensor) for rate in rates):
@@ -273,26 +249,6 @@ def _both(finite: Finite, moving: bool | Tensor) -> Finite:
     if not isinstance(moving, Tensor):
         return finite
     return moving if finite is True else finite & moving.to(finite.device)
-
-
-def _those_present(numbers: Tensor, present: Sequence[bool]) -> Tensor:
-    """The numbers of the tasks that are there, picked without an index that would travel to the device."""
-    if all(present):
-        return numbers
-    return torch.stack([number for number, here in zip(numbers.unbind(), present, strict=True) if here])
-
-
-def _means(found: Sequence[tuple[Combined, Deltas]], logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """For each task the mean delta and floor over the micro-batches that have it, and whether any has."""
-    totals = logits.new_zeros(3, len(logits))
-    for combined, deltas in found:
-        numbers = torch.stack([deltas.values, deltas.floor, torch.ones_like(deltas.values)]).to(logits)
-        if not all(combined.present):
-            columns, missing = iter(numbers.unbind(1)), logits.new_zeros(3)
-            numbers = torch.stack([next(columns) if here else missing for here in combined.present], dim=1)
-        totals += numbers
-    delta, floor, count = totals
-    return delta / count.clamp_min(1), floor / count.clamp_min(1), count > 0
 
 
 def _refuse_several_processes() -> None:

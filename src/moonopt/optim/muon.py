@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from moonopt.errors import unknown_name
 from moonopt.linalg.polar import check_schedule, polar_each
 from moonopt.optim.groups import (
-    HALF_DTYPES,
     SCALES,
     Group,
     Params,
@@ -23,11 +22,13 @@ from moonopt.optim.groups import (
     state_dtype,
     with_rows,
 )
-from moonopt.optim.masking import Finite, Rate, Tensors, effective, kept, move
+from moonopt.optim.masking import Finite, Tensors, effective, kept, move
 from moonopt.optim.parameters import Placing, blocks
 from moonopt.optim.vectors import adamw_state, adamw_step
-from moonopt.tasks.pending import Combined, Pending
-from moonopt.tasks.verbs import Verbs
+from moonopt.tasks.directional import Rate
+from moonopt.tasks.losses import HALF_DTYPES
+from moonopt.tasks.pending import MicroBatch, Pending
+from moonopt.tasks.verbs import TaskOptimizer
 
 NONFINITE = ("raise", "skip")
 
@@ -47,7 +48,7 @@ class _Active(NamedTuple):
     rows: list[list[int] | None]
 
 
-class Muon(Verbs):
+class Muon(TaskOptimizer):
     """Momentum, orthonormalized: M <- momentum * M + (1 - momentum) * G, Theta <- Theta - lr * scale * polar(M).
 
     Args:
@@ -94,6 +95,10 @@ class Muon(Verbs):
         nonfinite: str = "raise",
     ) -> None:
         check_schedule(schedule, steps)
+        if polar_dtype is not None and not (isinstance(polar_dtype, torch.dtype) and polar_dtype.is_floating_point):
+            raise ValueError(f"polar_dtype must be a floating point torch.dtype or None, found {polar_dtype!r}.")
+        if module is not None and not isinstance(module, nn.Module):
+            raise ValueError(f"module must be a torch.nn.Module, found a {type(module).__name__}.")
         if nonfinite not in NONFINITE:
             raise ValueError(unknown_name(nonfinite, NONFINITE, "nonfinite"))
         self._module = params if isinstance(params, nn.Module) else module
@@ -111,7 +116,7 @@ class Muon(Verbs):
             "eps": vector_eps,
         }
         super().__init__(groups_of(params, rules, module), defaults)
-        self.param_groups[0]["steps"] = 0
+        self.param_groups[0]["step"] = 0
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -121,20 +126,22 @@ class Muon(Verbs):
             with torch.enable_grad():
                 loss = closure()
         self._pending.watch.tell()
-        active, combined = self._active(), self._pending.take()
-        self.param_groups[0]["steps"] += 1
-        finite = self._finiteness(active, combined)
+        active, batches = self._active(), self._pending.take()
+        self.param_groups[0]["step"] += 1
+        finite = self._finiteness(active, batches)
         if finite is not False:
             directions = self._move_matrices(active, finite)
-            self._follow(combined, directions, finite)
-            self._decay_matrices(active, finite)
-            self._move_vectors(active, finite)
+            try:
+                self._follow(batches, directions, finite)
+            finally:  # a closure that fails when it is called again must not leave half a step
+                self._decay_matrices(active, finite)
+                self._move_vectors(active, finite)
         return loss
 
     def diagnostics(self) -> dict[str, float]:
         """Numbers for any logger. This waits for the device, and costs about a step."""
         self._pending.watch.tell(wait=True)
-        numbers = {"steps": self.param_groups[0]["steps"], "skipped_steps": 0}
+        numbers = {"step": self.param_groups[0]["step"], "skipped_steps": 0}
         numbers |= self._pending.counters | self._pending.latest
         momenta: list[Tensor] = []
         for index, group in enumerate(self.param_groups):
@@ -164,10 +171,10 @@ class Muon(Verbs):
             raise RuntimeError("Sparse gradients are not supported: build the embedding with sparse=False.")
         return active
 
-    def _finiteness(self, active: Sequence[_Active], combined: Sequence[Combined]) -> Finite | bool:
+    def _finiteness(self, active: Sequence[_Active], batches: Sequence[MicroBatch]) -> Finite | bool:
         """Whether losses and gradients are finite: known at once on a CPU, a flag on an accelerator."""
         finite_gradients = _all_finite([gradient for each in active for gradient in each.gradients])
-        good = [each.before.to(finite_gradients.device).isfinite() for each in combined]
+        good = [each.before.to(finite_gradients.device).isfinite() for each in batches]
         bad = ~torch.cat([*good, finite_gradients.reshape(1)])
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         marked = bad.new_zeros(()) if found_inf is None else found_inf.to(bad.device).reshape(()) != 0
@@ -177,8 +184,8 @@ class Muon(Verbs):
             return True
         self._pending.count("skipped_steps", 1 if on_host else (~finite).to(torch.int64))
         if self._nonfinite == "raise":
-            names = [name for each in combined for name in each.names]
-            self._pending.watch.note(self.param_groups[0]["steps"], names, bad & ~marked, self._bad_loss)
+            names = [name for each in batches for name in each.names]
+            self._pending.watch.note(self.param_groups[0]["step"], names, bad & ~marked, self._bad_loss)
             self._pending.watch.tell()
         return False if on_host else finite
 
@@ -201,7 +208,7 @@ class Muon(Verbs):
         self._pending.latest |= {f"polar/{what}": count for what, count in ran.items()}
         return directions
 
-    def _follow(self, combined: Sequence[Combined], directions: Mapping[Tensor, Tensor], finite: Finite) -> None:
+    def _follow(self, batches: Sequence[MicroBatch], directions: Mapping[Tensor, Tensor], finite: Finite) -> None:
         """What a method does when the matrices have moved and nothing else has."""
 
     def _decay_matrices(self, active: Sequence[_Active], finite: Finite) -> None:
@@ -262,7 +269,7 @@ class Muon(Verbs):
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = pre_hook(self, state_dict) or state_dict
         saved_groups = state_dict["param_groups"]
-        check_loadable(self.param_groups, saved_groups)
+        check_loadable(self.param_groups, self.state, state_dict)
         for group, saved in zip(self.param_groups, saved_groups, strict=True):
             device = group["params"][0].device
             for p, key in zip(group["params"], saved["params"], strict=True):

@@ -110,10 +110,18 @@ def _depthwise(owner: nn.Module) -> bool:
     return bool(owner.groups > 1 and owner.groups == owner.in_channels)  # type: ignore[operator]
 
 
+def _by_groups(owner: nn.Module) -> Split | None:
+    return Split(owner.groups) if isinstance(owner.groups, int) and owner.groups > 1 else None
+
+
+def _three_squares(shape: torch.Size) -> bool:
+    return len(shape) == 2 and shape[0] == 3 * shape[1]
+
+
 _NO_HEADS = ("*multihead*", "*multi_head*", "*overhead*")
 _NOT_A_LINEAR_MAP = Rule("vector", "fewer than two dimensions", shape=lambda shape: len(shape) < 2)
 _BY_NAME = (
-    Rule("vector", "prediction head, by name", path=("*head*", "*classifier*", "score", "logits"), unless=_NO_HEADS),
+    Rule("vector", "prediction head, by name", path=("*head*", "*classifier*", "fc", "score", "logits"), unless=_NO_HEADS),
     Rule("vector", "embedding, by name", path=("*embed*", "*emb", "emb_*", "conv_proj")),
 )
 
@@ -128,15 +136,17 @@ RULES: tuple[Rule, ...] = (
     Rule("matrix", "four gates", (nn.LSTM, nn.LSTMCell), parameter="weight_[ih]h*", split=Split(4)),
     Rule("matrix", "three gates", (nn.GRU, nn.GRUCell), parameter="weight_[ih]h*", split=Split(3)),
     Rule("matrix", "recurrent weight", (nn.RNNBase, nn.RNNCellBase), parameter="weight_*"),
+    Rule("matrix", "fused attention projections", (nn.Linear,), path=("*qkv*",), shape=_three_squares, split=Split(3)),
     Rule("matrix", "linear weight", (nn.Linear,), parameter="weight"),
     Rule("matrix", "linear weight", owner_name="Conv1D", parameter="weight"),  # of transformers
     Rule(
         "matrix",
         "convolution as (out, in * kernel)",
-        _CONVOLUTIONS,
+        (nn.Conv1d, nn.Conv2d, nn.Conv3d),
         parameter="weight",
-        split=lambda m: Split(m.groups) if isinstance(m.groups, int) and m.groups > 1 else None,
+        split=_by_groups,
     ),
+    Rule("matrix", "transposed convolution as (in, out * kernel)", _CONVOLUTIONS, parameter="weight", split=_by_groups),
     Rule("vector", "free parameter"),
 )
 
@@ -177,7 +187,14 @@ def route_parameters(
     if isinstance(params, nn.Module):
         module, named = params, list(params.named_parameters())
     else:
-        named = list({p: (name, p) for name, p in params}.values())  # tied weights once
+        given = list(params)
+        if not all(isinstance(each, tuple) and len(each) == 2 and isinstance(each[1], Tensor) for each in given):
+            raise ValueError(
+                f"Expected a model or its named_parameters(), found a bare {type(given[0]).__name__}: without its name and "
+                "module a parameter cannot be told to be a matrix or a vector. Pass the model itself, or named_parameters() "
+                "with module=model, or groups with a kind."
+            )
+        named = list({p: (name, p) for name, p in given}.values())  # tied weights once
     places = _places(module)
     overrides = _Overrides(rules or {})
     placements = [overrides.apply(name, p) or _placed(name, p, places.get(p, [(name, None)])) for name, p in named]
@@ -198,25 +215,23 @@ def _plain(name: str) -> str:
 
 def _places(module: nn.Module | None) -> dict[Tensor, list[tuple[str, nn.Module | None]]]:
     """For every parameter of a module, all of its names with the modules that own it."""
+    if module is None:
+        return {}
     places: dict[Tensor, list[tuple[str, nn.Module | None]]] = {}
-    for path, owner in module.named_modules(remove_duplicate=False) if module is not None else ():
+    for path, owner in module.named_modules(remove_duplicate=False):
         for leaf, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
             name = f"{path}.{leaf}" if path else leaf
             places.setdefault(parameter, []).append((name, owner))
     return {p: [_without_parametrization(name, owner, module) for name, owner in found] for p, found in places.items()}
 
 
-def _without_parametrization(name: str, owner: nn.Module | None, root: nn.Module | None) -> tuple[str, nn.Module | None]:
+def _without_parametrization(name: str, owner: nn.Module | None, root: nn.Module) -> tuple[str, nn.Module | None]:
     """``layer.parametrizations.weight.original`` is the weight of ``layer``."""
-    path, _, rest = name.rpartition(".parametrizations.") if ".parametrizations." in name else ("", "", name)
-    if name.startswith("parametrizations."):
-        rest = name.removeprefix("parametrizations.")
-    elif not path:
+    parts = name.split(".")
+    if "parametrizations" not in parts or parts[-1] != "original":
         return name, owner
-    leaf, _, which = rest.partition(".")
-    if which != "original" or root is None:
-        return name, owner
-    return (f"{path}.{leaf}" if path else leaf), root.get_submodule(path)
+    at = len(parts) - 3
+    return ".".join([*parts[:at], parts[at + 1]]), root.get_submodule(".".join(parts[:at]))
 
 
 def _placed(name: str, parameter: nn.Parameter, places: Sequence[tuple[str, nn.Module | None]]) -> Placement:
@@ -287,7 +302,8 @@ class _Overrides:
                     )
                 if any(_covers(pattern, name) for name in names):
                     raise ValueError(f"rules[{pattern!r}] never applies: a rule before it matches first. Put it further up.")
-                raise ValueError(unknown_name(pattern, [_plain(name) for name in names], "parameter in rules"))
+                text = unknown_name(pattern, [_plain(name) for name in names], "parameter in rules")
+                raise ValueError(f"{text} print(moonopt.route_parameters(model)) shows their names.")
 
 
 def _covers(pattern: str, name: str) -> bool:

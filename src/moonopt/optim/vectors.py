@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moonopt.optim.masking import Finite, Rate, Tensors, kept, move
+from moonopt.optim.masking import Finite, Tensors, kept, move
+from moonopt.tasks.directional import Rate
 
 
 def adamw_state(parameter: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:

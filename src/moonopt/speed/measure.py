@@ -17,7 +17,7 @@ def interleaved(contestants: Contestants, rounds: int, repeat: int = 1, warmup: 
     In a round each runs ``repeat`` times in a row. Returns for each the median and quartiles of one run in milliseconds.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    synchronize: Callable[[], object] = torch.accelerator.synchronize if torch.accelerator.is_available() else bool
+    synchronize: Callable[[], object] = torch.accelerator.synchronize if torch.accelerator.is_available() else _nothing
     for number in range(warmup + rounds):
         for name, run in contestants.items():
             synchronize()
@@ -30,16 +30,15 @@ def interleaved(contestants: Contestants, rounds: int, repeat: int = 1, warmup: 
     return {name: _summary(times) for name, times in seconds.items()}
 
 
-def environment() -> dict[str, Any]:
-    """What a number depends on: versions, threads, hardware, and whether it multiplies bfloat16 natively."""
-    on_accelerator = torch.accelerator.is_available()
+def environment(device: torch.device) -> dict[str, Any]:
+    """What a number depends on: versions, threads, hardware, and whether the CPU is faster in bfloat16."""
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "threads": torch.get_num_threads(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
-        "cpu_bfloat16": _cpu_multiplies_bfloat16(),
-        "accelerator": torch.cuda.get_device_name() if on_accelerator and torch.cuda.is_available() else None,
+        "cpu_faster_in_bfloat16": _cpu_faster_in_bfloat16(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     }
 
 
@@ -48,12 +47,12 @@ def _summary(times: list[float]) -> dict[str, float]:
     return {"ms": 1e3 * median, "low_ms": 1e3 * low, "high_ms": 1e3 * high}
 
 
-def _cpu_multiplies_bfloat16() -> bool:
-    """Whether oneDNN uses bfloat16 instructions here. ONEDNN_MAX_CPU_ISA=AVX512_CORE turns them off."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and _bfloat16_is_faster()
-
-
-def _bfloat16_is_faster() -> bool:
+def _cpu_faster_in_bfloat16() -> bool:
+    """Measured on one product: oneDNN multiplies bfloat16 natively or not. ONEDNN_MAX_CPU_ISA=AVX512_CORE turns it off."""
     single, half = torch.ones(512, 512), torch.ones(512, 512, dtype=torch.bfloat16)
     found = interleaved({"single": lambda: single @ single, "half": lambda: half @ half}, rounds=7)
     return found["half"]["ms"] < found["single"]["ms"]
+
+
+def _nothing() -> None:
+    """A CPU needs no waiting for."""

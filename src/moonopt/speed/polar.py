@@ -25,13 +25,13 @@ SETS: dict[str, list[tuple[int, int]]] = {
 STEPS_IN_A_ROW = 5
 
 
-def measure(name: str, rounds: int = 20) -> dict[str, object]:
+def measure(name: str, rounds: int = 20, device: str = "cpu") -> dict[str, object]:
     """Milliseconds of a matrix step on one set, and how many times faster than torch.optim.Muon each of ours is."""
     contestants = {
-        "torch.optim.Muon": _stepper(name, lambda p: torch.optim.Muon(p, lr=1e-3, weight_decay=0.0)),
-        "moonopt": _stepper(name, lambda p: Muon([{"params": p, "kind": "matrix"}], lr=1e-3)),
+        "torch.optim.Muon": _stepper(name, device, lambda p: torch.optim.Muon(p, lr=1e-3, weight_decay=0.0)),
+        "moonopt": _stepper(name, device, lambda p: Muon([{"params": p, "kind": "matrix"}], lr=1e-3)),
         "moonopt bfloat16": _stepper(
-            name, lambda p: Muon([{"params": p, "kind": "matrix"}], lr=1e-3, polar_dtype=torch.bfloat16)
+            name, device, lambda p: Muon([{"params": p, "kind": "matrix"}], lr=1e-3, polar_dtype=torch.bfloat16)
         ),
     }
     times = interleaved(contestants, rounds, repeat=STEPS_IN_A_ROW)
@@ -42,7 +42,7 @@ def measure(name: str, rounds: int = 20) -> dict[str, object]:
         "rounds": rounds,
         "steps_in_a_row": STEPS_IN_A_ROW,
         "times": times,
-        "ratios": {who: reference / found["ms"] for who, found in times.items()},
+        "speedups": {who: reference / found["ms"] for who, found in times.items()},
     }
 
 
@@ -51,24 +51,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--rounds", type=int, default=20, help="timed rounds for each set (default 20)")
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS), help="which sets of matrices")
+    parser.add_argument("--device", default="cpu", help="where the matrices are (default cpu)")
     options = parser.parse_args(arguments)
-    results = [measure(name, options.rounds) for name in options.sets]
+    if options.rounds < 2:
+        parser.error(f"--rounds must be at least 2, found {options.rounds}")
+    results = [measure(name, options.rounds, options.device) for name in options.sets]
+    where = environment(torch.device(options.device))
     if options.json:
-        print(json.dumps({"environment": environment(), "results": results}, indent=2))
+        print(json.dumps({"environment": where, "results": results}, indent=2))
         return
-    print(", ".join(f"{key} {value}" for key, value in environment().items()))
+    print(", ".join(f"{key} {value}" for key, value in where.items()))
     for result in results:
         print(
             f"\n{result['set']}, {result['matrices']} matrices, median of {result['rounds']} rounds of {STEPS_IN_A_ROW} steps"
         )
         for who, found in result["times"].items():  # type: ignore[attr-defined]
-            ratio = result["ratios"][who]  # type: ignore[index]
+            ratio = result["speedups"][who]  # type: ignore[index]
             print(f"  {who:20} {found['ms']:9.2f} ms  ({found['low_ms']:.2f} to {found['high_ms']:.2f})  {ratio:6.2f}x")
 
 
-def _stepper(name: str, build: Callable[[list[nn.Parameter]], Optimizer]) -> Callable[[], object]:
+def _stepper(name: str, device: str, build: Callable[[list[nn.Parameter]], Optimizer]) -> Callable[[], object]:
     torch.manual_seed(0)
-    parameters = [nn.Parameter(0.02 * torch.randn(shape)) for shape in SETS[name]]
+    parameters = [nn.Parameter(0.02 * torch.randn(shape, device=device)) for shape in SETS[name]]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
     return build(parameters).step

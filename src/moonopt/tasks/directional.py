@@ -4,14 +4,14 @@ A mode may look at the losses in ``combine`` (``observe``) and answers in ``step
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from moonopt.tasks.gradients import graph_features, task_gradients
 from moonopt.tasks.losses import TaskLosses
-from moonopt.tasks.pending import Combined
+from moonopt.tasks.pending import MicroBatch
 
 Rate = float | Tensor
 
@@ -30,37 +30,50 @@ class Deltas(NamedTuple):
     floor: Tensor
 
 
+class DeltaMode(Protocol):
+    """A way to the deltas."""
+
+    evaluates_again: ClassVar[bool]
+    uses_direction: ClassVar[bool]
+
+    def observe(self, losses: TaskLosses, matrices: Sequence[Tensor]) -> Any:
+        """In ``combine``: what to keep until ``step``."""
+
+    def deltas(self, batch: MicroBatch, evaluate: Callable[[MicroBatch], Tensor], moved: Moved) -> Deltas:
+        """In ``step``, when the matrices have moved: ``evaluate`` gives the losses of a micro-batch there."""
+
+
 class LossDifference:
     """(l(before) - l(after)) / rate: one more forward pass. Off by O(rate); works with everything that trains."""
 
-    evaluates_again = True
-    uses_direction = False
+    evaluates_again: ClassVar[bool] = True
+    uses_direction: ClassVar[bool] = False
 
     def observe(self, losses: TaskLosses, matrices: Sequence[Tensor]) -> None:
         return None
 
-    def deltas(self, combined: Combined, evaluate: Callable[[Combined], Tensor], moved: Moved) -> Deltas:
-        return Deltas((combined.before - evaluate(combined)) / moved.rate, combined.rounding / moved.rate)
+    def deltas(self, batch: MicroBatch, evaluate: Callable[[MicroBatch], Tensor], moved: Moved) -> Deltas:
+        return Deltas((batch.before - evaluate(batch)) / moved.rate, batch.rounding / moved.rate)
 
 
 class PerTask:
     """<direction, gradient of l_i>: one backward pass per task, exact. The reference for the others."""
 
-    evaluates_again = False
-    uses_direction = True
+    evaluates_again: ClassVar[bool] = False
+    uses_direction: ClassVar[bool] = True
 
     def observe(self, losses: TaskLosses, matrices: Sequence[Tensor]) -> list[dict[Tensor, Tensor]]:
         refuse_unsupported("per_task", graph_features(losses.values))
         rows = task_gradients(losses.values, matrices)
         return [{p: g for p, g in zip(matrices, row, strict=True) if g is not None} for row in rows]
 
-    def deltas(self, combined: Combined, evaluate: Callable[[Combined], Tensor], moved: Moved) -> Deltas:
-        values = torch.stack([_inner(row, moved.directions, combined.before) for row in combined.observed])
+    def deltas(self, batch: MicroBatch, evaluate: Callable[[MicroBatch], Tensor], moved: Moved) -> Deltas:
+        values = torch.stack([_inner(row, moved.directions, batch.before) for row in batch.observed])
         return Deltas(values, torch.finfo(values.dtype).eps * values.abs())
 
 
 #: The delta modes by name.
-MODES: dict[str, Any] = {"loss_difference": LossDifference, "per_task": PerTask}
+MODES: dict[str, type[DeltaMode]] = {"loss_difference": LossDifference, "per_task": PerTask}
 
 #: What each mode works with. The rest is refused with a text that names the modes that do.
 SUPPORT: dict[str, frozenset[str]] = {

@@ -8,6 +8,8 @@ from torch import Tensor
 
 from moonopt.errors import unknown_name
 
+HALF_DTYPES = (torch.bfloat16, torch.float16)
+
 #: What a closure may return: a 1-D tensor, a sequence or a mapping of scalar losses.
 Losses = Tensor | Sequence[Tensor] | Mapping[str, Tensor]
 
@@ -70,7 +72,7 @@ def read_losses(answer: Losses, tasks: Sequence[str] | None = None) -> TaskLosse
 def in_half_precision(answer: Losses) -> bool:
     """Whether some loss has fewer digits than float32."""
     losses = [answer] if isinstance(answer, Tensor) else answer.values() if isinstance(answer, Mapping) else answer
-    return any(loss.dtype in (torch.float16, torch.bfloat16) for loss in losses)
+    return any(loss.dtype in HALF_DTYPES for loss in losses)
 
 
 def detached(answer: Losses) -> Any:

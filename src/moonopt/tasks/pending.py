@@ -14,12 +14,12 @@ from moonopt.tasks.replay import Replay
 from moonopt.tasks.watch import Watch
 
 
-class Combined:
+class MicroBatch:
     """One micro-batch: its losses before the move, how to evaluate them again, and whether its backward has run."""
 
     def __init__(self, losses: TaskLosses, replay: Replay | None, observed: Any = None) -> None:
         self.names, self.present = losses.names, losses.present
-        self.before, self.rounding = losses.values.detach(), losses.rounding
+        self.before, self.rounding = losses.values.detach(), losses.rounding  # as they are compared
         self.replay = replay
         self.observed = observed  # what the method wants to keep
         self.backward_has_run = False
@@ -33,42 +33,42 @@ class Pending:
     """The combined losses of the coming step, and counters."""
 
     def __init__(self) -> None:
-        self.combined: list[Combined] = []
+        self.batches: list[MicroBatch] = []
         self.watch = Watch()
         self.counters: dict[str, int | Tensor] = {}
         self.latest: dict[str, int | Tensor] = {}  # of the last step, for diagnostics
         self.by_task: dict[str, Tensor] = {}  # of the last step, one number per task
-        self.said: set[str] = set()  # warnings
+        self.warned: set[str] = set()
 
     def __reduce__(self) -> tuple[Callable[[], "Pending"], tuple[()]]:
         return Pending, ()
 
-    def add(self, combined: Combined, loss: Tensor) -> None:
-        """Let ``combined`` wait for the backward pass of ``loss`` and the step after it."""
-        loss.register_hook(combined.notice_backward)  # type: ignore[no-untyped-call]
-        self.combined.append(combined)
+    def add(self, batch: MicroBatch, loss: Tensor) -> None:
+        """Let ``batch`` wait for the backward pass of ``loss`` and the step after it."""
+        loss.register_hook(batch.notice_backward)  # type: ignore[no-untyped-call]
+        self.batches.append(batch)
 
-    def take(self) -> list[Combined]:
+    def take(self) -> list[MicroBatch]:
         """What the coming step is made of.
 
         A loss without a backward has no part in it, nor in a later one: by then the parameters that it was evaluated at
         are gone.
         """
-        taken = [each for each in self.combined if each.backward_has_run]
-        self.count("losses_without_backward", len(self.combined) - len(taken))
-        self.combined.clear()
+        taken = [each for each in self.batches if each.backward_has_run]
+        self.count("losses_without_backward", len(self.batches) - len(taken))
+        self.batches.clear()
         return taken
 
     def forget_finished(self) -> None:
         """Drop losses whose backward has run but whose step never came: a gradient scaler skipped it."""
-        waiting = [each for each in self.combined if not each.backward_has_run]
-        if len(waiting) < len(self.combined):
+        waiting = [each for each in self.batches if not each.backward_has_run]
+        if len(waiting) < len(self.batches):
             self.count("skipped_steps", 1)
-        self.combined[:] = waiting
+        self.batches[:] = waiting
 
     def clear(self) -> None:
         """Forget everything but the warnings that were given."""
-        self.combined.clear()
+        self.batches.clear()
         self.watch.clear()
         self.counters.clear()
         self.latest.clear()

@@ -9,13 +9,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from moonopt.tasks.losses import Losses, TaskLosses, detached, read_losses
-from moonopt.tasks.pending import Combined, Pending
+from moonopt.tasks.pending import MicroBatch, Pending
 from moonopt.tasks.replay import Replay
 
 Closure = Callable[..., Losses]
 
 
-class Verbs(Optimizer):
+class TaskOptimizer(Optimizer):
     """An optimizer of several losses. A method says how they are weighted; by default their mean is taken."""
 
     _pending: Pending
@@ -25,6 +25,8 @@ class Verbs(Optimizer):
 
         Returns the losses before the step, detached, in the structure in which the closure gave them.
         """
+        if not callable(closure):
+            raise TypeError(f"minimize needs a closure that computes the losses, found a {type(closure).__name__}.")
         self.zero_grad()
         loss, answer = self._combine(closure, args, None)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -69,7 +71,7 @@ class Verbs(Optimizer):
         losses = self._read(answer, replay)
         loss = (self._gradient_weights(losses).to(losses.values) * losses.values).sum()
         if loss.requires_grad:
-            self._pending.add(self._combined(losses, replay), loss)
+            self._pending.add(self._micro_batch(losses, replay), loss)
         return loss, answer
 
     def _replay(self, closure: Closure, args: tuple[Any, ...]) -> Replay | None:
@@ -84,11 +86,11 @@ class Verbs(Optimizer):
         """Of the losses that are there, in the combined gradient."""
         return torch.zeros_like(losses.values).softmax(0)
 
-    def _combined(self, losses: TaskLosses, replay: Replay | None) -> Combined:
+    def _micro_batch(self, losses: TaskLosses, replay: Replay | None) -> MicroBatch:
         """What waits for ``step``."""
-        return Combined(losses, replay)
+        return MicroBatch(losses, replay)
 
     def _warn_once(self, text: str) -> None:
-        if text not in self._pending.said:
-            self._pending.said.add(text)
+        if text not in self._pending.warned:
+            self._pending.warned.add(text)
             warnings.warn(text, stacklevel=5)

@@ -21,7 +21,7 @@ class Watch:
     def __init__(self) -> None:
         self._reports: list[_Report] = []
 
-    def note(self, step: int, names: Sequence[str], bad: Tensor, ailment: str = "NaN or infinite") -> None:
+    def note(self, step: int, names: Sequence[str], bad: Tensor, ailment: str) -> None:
         """``bad`` has one flag per name and one for the gradients; ``ailment`` says what a bad loss is."""
         ready = None
         if bad.device.type != "cpu":

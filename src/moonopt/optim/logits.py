@@ -1,0 +1,80 @@
+"""The online dual: how the logits xi of the task weights follow the deltas (Algorithm 1, line 7)."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from moonopt.tasks.directional import Deltas
+from moonopt.tasks.pending import MicroBatch
+
+#: With beta="auto", how fast the running mean of the deltas' size forgets, and how far one step moves the logits.
+AUTO_DECAY = 0.98
+AUTO_RATE = 0.01
+
+
+def auto_rate(beta: float | str) -> float | None:
+    """How far "auto" or "auto:RATE" moves the logits; None where beta is a number. Raises where it is neither."""
+    if isinstance(beta, str):
+        word, colon, number = beta.partition(":")
+        try:
+            rate = float(number) if colon else AUTO_RATE
+        except ValueError:
+            rate = math.nan
+        if word == "auto" and 0 <= rate < math.inf:
+            return rate
+    elif isinstance(beta, int | float) and 0 <= beta < math.inf:
+        return None
+    raise ValueError(f'beta must be a number of at least 0, "auto" or "auto:RATE" such as "auto:0.03", found {beta!r}.')
+
+
+def next_logits(
+    logits: Tensor, size: Tensor, delta: Tensor, present: Sequence[bool], *, beta: float | str, gamma: float
+) -> tuple[Tensor, Tensor]:
+    """xi - beta * (delta + gamma * xi) for the tasks that were there, and the running mean of the deltas' size.
+
+    With "auto", delta is centred over the tasks and divided by that mean. It is also centred where a task was not there, so
+    that this one keeps its place among the others.
+    """
+    rate = auto_rate(beta)
+    here = selection(present, logits)
+    if rate is not None or not all(present):
+        delta = (delta - (delta * here).sum() / here.sum()) * here
+    if rate is not None:
+        now = delta.abs().sum() / here.sum()
+        size = torch.where(size > 0, AUTO_DECAY * size + (1 - AUTO_DECAY) * now, now)
+        delta = torch.where(size > 0, delta / size, 0.0)
+    step = rate if rate is not None else float(beta)
+    return logits - step * (delta + gamma * logits) * here, size
+
+
+def mean_by_task(found: Sequence[tuple[MicroBatch, Deltas]], like: Tensor) -> tuple[Deltas, tuple[bool, ...]]:
+    """Each task's delta, averaged over the micro-batches that have the task, and which tasks any has."""
+    values, floors, counts = (torch.zeros_like(like) for _ in range(3))
+    for batch, deltas in found:
+        values += spread(deltas.values.to(like), batch.present)
+        floors += spread(deltas.floor.to(like), batch.present)
+        counts += selection(batch.present, like)
+    present = tuple(any(here) for here in zip(*(batch.present for batch, _ in found), strict=True))
+    return Deltas(values / counts.clamp_min(1), floors / counts.clamp_min(1)), present
+
+
+def pick(numbers: Tensor, present: Sequence[bool]) -> Tensor:
+    """The numbers of the tasks that are there, without an index that would have to travel to the device."""
+    if all(present):
+        return numbers
+    return torch.stack([number for number, here in zip(numbers.unbind(), present, strict=True) if here])
+
+
+def spread(numbers: Tensor, present: Sequence[bool], missing: float = 0.0) -> Tensor:
+    """One number for every task, ``missing`` for those that are not there."""
+    if all(present):
+        return numbers
+    remaining, other = iter(numbers.unbind()), torch.full_like(numbers[0], missing)
+    return torch.stack([next(remaining) if here else other for here in present])
+
+
+def selection(present: Sequence[bool], like: Tensor) -> Tensor:
+    """1 for every task that is there, 0 for the others."""
+    return spread(torch.ones_like(like[: sum(present)]), present)
