@@ -57,13 +57,21 @@ def test_scale_does_not_matter():
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"beta": "auto", "loss": "log"}, {"delta": "per_task"}, {"lr": "tensor", "weight_decay": 0.1}], ids=str
+    "settings",
+    [
+        {},
+        {"beta": "auto", "loss": "log"},
+        {"delta": "per_task"},
+        {"lr": "tensor", "weight_decay": 0.1},
+        {"lr": "tensor on the host"},
+    ],
+    ids=str,
 )
 def test_combine_and_step_never_wait(no_waiting, settings):
     torch.cuda.set_sync_debug_mode("default")
     model = _model(dropout=0.3)
-    if settings.get("lr") == "tensor":
-        settings = settings | {"lr": torch.tensor(0.02, device="cuda")}
+    if "lr" in settings:
+        settings = settings | {"lr": torch.tensor(0.02, device="cuda" if settings["lr"] == "tensor" else "cpu")}
     optimizer = MOON(model, tasks=2, **({"beta": 0.1} | settings))
     batches = [_data() for _ in range(20)]
     optimizer.minimize(_losses(model), *batches[0])
@@ -185,3 +193,27 @@ def test_wide_matrices_are_iterated_in_bfloat16_and_the_diagnostics_say_so():
     diagnostics = optimizer.diagnostics()
     assert diagnostics["polar/polar_express/torch-cuda/bfloat16"] == 1
     assert diagnostics["polar/polar_express/torch-cuda/float32"] == 2
+
+
+def test_a_model_moved_after_construction_takes_its_state_along():
+    model = _model().cpu()
+    optimizer = MOON(model, tasks=2, beta=0.1)
+    model.cuda()
+    for _ in range(2):
+        optimizer.minimize(_losses(model), *_data())
+    assert {value.device.type for state in optimizer.state.values() for value in state.values()} == {"cuda"}
+    assert optimizer.logits.device.type == "cuda"
+    assert math.isfinite(optimizer.diagnostics()["delta/0"])
+
+
+def test_accelerate_prepares_an_optimizer_that_was_built_on_the_host():
+    accelerate = pytest.importorskip("accelerate")
+    model = _model().cpu()
+    moon = MOON(model, tasks=2, beta=0.1)
+    accelerator = accelerate.Accelerator(mixed_precision="bf16")
+    prepared, optimizer = accelerator.prepare(model, moon)
+    for _ in range(3):
+        accelerator.backward(moon.combine(lambda x, y: (prepared(x) - y).float().square().mean(0), *_data()))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert moon.param_groups[0]["step"] == 3

@@ -469,3 +469,17 @@ def test_ran_says_in_which_dtype_an_exact_factor_was_computed():
 def test_polar_each_needs_two_dimensions():
     with pytest.raises(ValueError, match=r"two dimensions, found shape \(3,\)"):
         polar_each([torch.ones(3)])
+
+
+@pytest.mark.parametrize("name", EVERY_SCHEDULE)
+def test_autocast_changes_nothing(name):
+    matrix = torch.randn(24, 3, generator=torch.Generator().manual_seed(0)) @ torch.randn(3, 40)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = polar(matrix, name)
+    assert torch.equal(inside, polar(matrix, name))
+
+
+def test_svd_of_a_rank_deficient_float32_matrix_in_float64_has_its_rank():
+    generator = torch.Generator().manual_seed(0)
+    matrix = torch.randn(32, 4, generator=generator) @ torch.randn(4, 32, generator=generator)
+    assert (torch.linalg.svdvals(polar(matrix, "svd", dtype=torch.float64)) > 0.5).sum() == 4

@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from moonopt import MOON, Muon
+from moonopt.optim.groups import load_into
 
 OPTIMIZERS = {
     "moon": lambda model: MOON(model, tasks=["left", "right"], beta=0.1, lr=0.05, weight_decay=0.1),
@@ -240,3 +241,64 @@ def test_repr_and_defaults_are_torchs(two_heads):
     text = repr(MOON(two_heads(), tasks=2))
     assert "Parameter Group 0" in text
     assert "kind: matrix" in text
+
+
+def test_a_group_without_names_can_join_groups_with_names(two_heads):
+    optimizer = MOON(two_heads(), tasks=2)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2, 2))], "kind": "matrix"})
+    optimizer.add_param_group({"params": nn.Parameter(torch.ones(2)), "kind": "vector"})
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 6, 1, 1]
+
+
+def test_an_empty_group_is_refused():
+    with pytest.raises(ValueError, match="A matrix parameter group has no parameters"):
+        Muon([{"params": [], "kind": "matrix"}])
+
+
+@pytest.mark.parametrize(("before", "after"), [(torch.float32, torch.float64), (torch.float64, torch.float32)], ids=str)
+def test_a_checkpoint_of_another_precision_trains_on_in_its_own(two_heads, batch, before, after):
+    model = two_heads(dtype=before)
+    optimizer = MOON(model, tasks=2)
+    optimizer.minimize(model.losses, *batch(dtype=before))
+    other = two_heads(dtype=after)
+    resumed = MOON(other, tasks=2)
+    resumed.load_state_dict(optimizer.state_dict())
+    assert resumed.state[other.trunk[0].weight]["momentum"].dtype == before
+    resumed.minimize(other.losses, *batch(dtype=after))
+    assert other.trunk[0].weight.dtype == after
+
+
+def test_a_model_cast_after_construction_trains(two_heads, batch):
+    model = two_heads()
+    optimizer = MOON(model, tasks=2)
+    model.double()
+    optimizer.minimize(model.losses, *batch(dtype=torch.float64))
+    assert model.trunk[0].weight.isfinite().all()
+
+
+def test_state_is_loaded_onto_the_parameters_device_and_a_rate_stays_where_it_is():
+    current = {"momentum": torch.zeros(2), "lr": torch.tensor(0.1)}
+    rate = current["lr"]
+    load_into(current, {"momentum": torch.ones(2, device="meta"), "lr": torch.tensor(0.2)}, torch.device("meta"))
+    assert current["momentum"].device.type == "meta"
+    assert current["lr"] is rate
+    assert rate.item() == pytest.approx(0.2)
+
+
+def test_a_failed_step_leaves_no_marks_of_the_scaler(two_heads, batch):
+    model = two_heads()
+    optimizer = MOON(model, tasks=2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    calls = []
+
+    def failing(x, y):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyError("second evaluation")
+        return model.losses(x, y)
+
+    scaler.scale(optimizer.combine(failing, *batch())).backward()
+    with pytest.raises(KeyError):
+        scaler.step(optimizer)
+    assert not hasattr(optimizer, "grad_scale")
+    assert not hasattr(optimizer, "found_inf")

@@ -62,8 +62,75 @@ def test_an_omitted_task_keeps_its_logit_and_the_others_move_around_their_mean()
     optimizer.minimize(two_of_three)
     d = optimizer.diagnostics()
     mean = (d["delta/t0"] + d["delta/t1"]) / 2
-    moved = [0.3 - 0.1 * (d["delta/t0"] - mean + 0.5 * 0.3), -0.2 - 0.1 * (d["delta/t1"] - mean - 0.5 * 0.2), 0.7]
-    assert raw.tolist() == pytest.approx(moved)
+    start = [x - 0.8 / 3 for x in (0.3, -0.2, 0.7)]  # centred
+    moved = [x - 0.1 * (d[f"delta/t{i}"] - mean + 0.5 * x) for i, x in enumerate(start[:2])]
+    assert raw.tolist() == pytest.approx([*moved, start[2]])
+
+
+def test_a_rare_task_does_not_drift():
+    """Three equal losses, one of them there every second time only: their weights stay equal."""
+    theta = _theta()
+    optimizer = _on(theta, tasks=["a", "b", "rare"], lr=1e-3, beta=0.1, gamma=1e-2)
+    for step in range(300):
+        names = ["a", "b", "rare"] if step % 2 else ["a", "b"]
+        optimizer.minimize(lambda names: {name: (theta - 5).square().sum() for name in names}, names)
+    assert optimizer.task_weights.tolist() == pytest.approx([1 / 3] * 3, abs=1e-6)
+
+
+def test_logits_of_a_long_run_still_move_in_float32():
+    """What the logits have in common must not grow until their differences are lost in rounding."""
+    theta = nn.Parameter(torch.zeros(2, 2))
+    optimizer = _on(theta, lr=1e-6, beta=1e-2)
+    optimizer.param_groups[0]["logits"].fill_(-60000.0)
+    for _ in range(20):
+        optimizer.minimize(lambda: [1.00 * theta.sum(), 1.01 * theta.sum()])
+    assert optimizer.logits[0] > optimizer.logits[1]
+
+
+def test_beta_auto_does_not_learn_its_scale_from_single_tasks():
+    theta = _theta()
+    optimizer = _on(theta, tasks=["t0", "t1", "t2"], beta="auto:0.01", gamma=0.0, lr=1e-4)
+    optimizer.minimize(lambda: _targets(theta, (1.0, 2.0, 4.0)))
+    before = optimizer.logits
+    for _ in range(100):
+        optimizer.minimize(lambda: {"t0": _targets(theta)["t0"]})
+    assert torch.equal(optimizer.logits, before)
+    optimizer.minimize(lambda: _targets(theta, (1.0, 2.0, 4.0)))
+    assert (optimizer.logits - before).abs().max() < 0.03
+
+
+def test_log_weights_of_single_tasks_are_their_weights():
+    """Tasks that come one at a time, from loaders of their own, keep their weights in log mode as in plain mode."""
+    theta = _theta()
+    for loss in ("plain", "log"):
+        optimizer = _on(theta, tasks=["a", "b"], loss=loss)
+        optimizer.param_groups[0]["logits"].copy_(torch.tensor([2.0, -1.0]))
+        value = theta.square().sum()
+        ratios = [(optimizer.combine({name: theta.square().sum()}) / value).item() for name in ("a", "b")]
+        assert ratios == pytest.approx(optimizer.task_weights.tolist())
+
+
+def test_a_matrix_frozen_after_construction_is_left_out(two_heads, batch):
+    model = two_heads()
+    optimizer = MOON(model, tasks=2, delta="per_task")
+    model.trunk[0].requires_grad_(False)
+    before = model.trunk[0].weight.clone()
+    optimizer.minimize(model.losses, *batch())
+    assert torch.equal(model.trunk[0].weight, before)
+
+
+def test_an_open_autocast_does_not_reach_the_update():
+    """The polar factor of a low-rank momentum is far off in bfloat16: float32 was asked for."""
+    torch.manual_seed(0)
+    gradient, results = torch.randn(32, 4) @ torch.randn(4, 48), []
+    for enabled in (False, True):
+        theta = nn.Parameter(torch.zeros(32, 48))
+        optimizer = Muon([{"params": [theta], "kind": "matrix"}], lr=1.0)
+        theta.grad = gradient.clone()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            optimizer.step()
+        results.append(theta.detach())
+    assert torch.equal(*results)
 
 
 def test_beta_auto_has_no_unit():

@@ -288,3 +288,10 @@ def test_detached_leaves_the_answer_itself_in_the_graph():
 def test_a_dict_with_numbers_for_names_is_refused_with_the_names():
     with pytest.raises(ValueError, match=r"^Unknown task in the closure's losses 0: expected one of 0, 1\."):
         read_losses({0: scalar(1.0), 1: scalar(2.0)}, task_names(2))
+
+
+def test_detached_keeps_the_kind_of_dict():
+    answer = OrderedDict(a=torch.tensor(1.0, requires_grad=True))
+    assert isinstance(detached(answer), OrderedDict)
+    assert not detached(answer)["a"].requires_grad
+    assert answer["a"].requires_grad

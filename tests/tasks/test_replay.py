@@ -145,3 +145,48 @@ def test_buffers_of_a_compiled_model_are_protected():
     optimizer.step()
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
     assert model[1].num_batches_tracked == 1
+
+
+def test_buffers_that_are_expanded_or_not_there_yet_are_fine():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(6, 2)
+            self.register_buffer("scale", torch.ones(1).expand(2))
+            self.register_buffer("average", None)
+
+        def forward(self, x):
+            output = self.layer(x) * self.scale
+            self.average = output.detach().mean(0) if self.average is None else 0.5 * (self.average + output.detach().mean(0))
+            return (output - self.average).square().mean(0)
+
+    model, seen = Odd(), []
+    optimizer = MOON(model, tasks=2, lr=torch.tensor(0.0))
+
+    def closure(x):
+        answer = model(x)
+        seen.append(answer.detach())
+        return answer
+
+    optimizer.minimize(closure, torch.randn(8, 6))
+    assert torch.equal(*seen)
+    assert model.average is not None
+
+
+def test_the_second_forward_does_not_take_attentions_fast_path():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.Sequential(nn.TransformerEncoder(layer, 2)).eval()
+    optimizer, seen = MOON(model, tasks=2, lr=torch.tensor(0.0)), []
+    mask = torch.zeros(4, 5, dtype=torch.bool)
+    mask[:, 3:] = True
+
+    def closure(x):
+        output = model[0](x, src_key_padding_mask=mask)
+        seen.append(torch.stack([output.square().mean(), output.abs().mean()]))
+        return seen[-1]
+
+    optimizer.minimize(closure, torch.randn(4, 5, 8))
+    assert torch.equal(*(each.detach() for each in seen))
+    assert torch.backends.mha.get_fastpath_enabled()

@@ -4,6 +4,7 @@
 products per shape; ``svd`` and ``eigh`` are exact. Nothing here is differentiable: an update is never differentiated.
 """
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ def polar(matrix: Tensor, schedule: str = "polar_express", steps: int = 5, dtype
             eight to within rounding.
         dtype: in which to compute. By default bfloat16 on accelerators where min(p, q) >= 256, else float32, and
             float64 for float64 input. In bfloat16 rounding fills the null space of a rank-deficient matrix (singular
-            values of 0.3 to 1 in place of 0); float32 keeps it below 1e-3 up to ten steps.
+            values of 0.3 to 1 in place of 0); float32 keeps it below 1e-3 up to ten steps of ``polar_express``.
 
     >>> polar(torch.tensor([[3.0, 0.0], [0.0, -2.0]]), schedule="svd")
     tensor([[ 1.,  0.],
@@ -132,12 +133,17 @@ def _polar_stack(stack: Tensor, schedule: str, steps: int, dtype: torch.dtype | 
     check_schedule(schedule, steps)
     if stack.numel() == 0:
         return torch.zeros_like(stack)
-    x = _without_scale(stack).to(polar_dtype(stack, dtype, schedule))
-    if schedule == "svd":
-        return _by_svd(x)
-    if schedule == "eigh":
-        return _by_eigh(x, torch.finfo(stack.dtype).eps)
-    return _by_newton_schulz(x, named_schedule(schedule, steps))
+    with _without_autocast(stack.device.type):
+        x = _without_scale(stack).to(polar_dtype(stack, dtype, schedule))
+        if schedule in EXACT:
+            resolution = max(torch.finfo(each).eps for each in (x.dtype, torch.promote_types(stack.dtype, torch.float32)))
+            return (_by_svd if schedule == "svd" else _by_eigh)(x, resolution)
+        return _by_newton_schulz(x, named_schedule(schedule, steps))
+
+
+def _without_autocast(device: str) -> contextlib.AbstractContextManager[object]:
+    """Autocast would compute products in its own dtype, whatever was asked for."""
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
 
 
 def _without_scale(stack: Tensor) -> Tensor:
@@ -156,19 +162,19 @@ def _without_scale(stack: Tensor) -> Tensor:
     return stack / torch.where(largest < math.inf, divisor, math.nan)
 
 
-def _by_svd(x: Tensor) -> Tensor:
+def _by_svd(x: Tensor, resolution: float) -> Tensor:
     finite, x = _finite_part(x)
     u, s, vh = torch.linalg.svd(x, full_matrices=False)
-    cutoff = max(x.shape[-2:]) * torch.finfo(x.dtype).eps * s[..., :1]
+    cutoff = max(x.shape[-2:]) * resolution * s[..., :1]
     return torch.where(finite, (u * (s > cutoff).to(x.dtype).unsqueeze(-2)) @ vh, math.nan)
 
 
-def _by_eigh(x: Tensor, input_eps: float) -> Tensor:
+def _by_eigh(x: Tensor, resolution: float) -> Tensor:
     """Eigenvalues of X X' count as zero where they are rounding, of this product or of the input."""
     finite, x = _finite_part(x)
     values, vectors = torch.linalg.eigh(x @ x.mT)
     side = max(x.shape[-2:])
-    cutoff = max(side * torch.finfo(x.dtype).eps, min(side * input_eps, 1e-3) ** 2) * values[..., -1:]
+    cutoff = max(side * torch.finfo(x.dtype).eps, (side * resolution) ** 2) * values[..., -1:]
     inverse_root = torch.where(values > cutoff, values.clamp_min(0).rsqrt(), 0.0)
     return torch.where(finite, (vectors * inverse_root.unsqueeze(-2)) @ vectors.mT @ x, math.nan)
 
@@ -184,7 +190,7 @@ def _by_newton_schulz(x: Tensor, schedule: Schedule) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
         return x / torch.where(norm == 0, 1.0, norm)
     coefficients, dtype = schedule.coefficients, x.dtype
-    careful = CAREFUL_STEPS if dtype == torch.float32 and len(coefficients) > LENIENT_STEPS else 0
+    careful = CAREFUL_STEPS if dtype == torch.float32 and len(coefficients) > LENIENT_STEPS and x.device.type != "mps" else 0
     if careful:
         x = x.to(torch.float64)
     gram = x @ x.mT

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from moonopt.errors import unknown_name
 from moonopt.optim.parameters import KINDS, Placing, route_parameters
+from moonopt.tasks.directional import Rate
 from moonopt.tasks.losses import HALF_DTYPES
 
 Params = nn.Module | Iterable[tuple[str, nn.Parameter]] | Iterable[dict[str, Any]]
@@ -67,6 +68,8 @@ def check_group(group: Group) -> None:
         check_number("vector_betas", beta, below=1.0)
     if group["scale"] not in SCALES:
         raise ValueError(unknown_name(str(group["scale"]), SCALES, "scale"))
+    if not group["params"]:
+        raise ValueError(f"A {group['kind']} parameter group has no parameters.")
     if len(group["rows"]) != len(group["params"]):
         raise ValueError(f"rows has {len(group['rows'])} entries, expected one per parameter, {len(group['params'])}.")
     for p, rows in with_rows(group):
@@ -82,7 +85,7 @@ def check_group(group: Group) -> None:
 
 def check_number(name: str, value: object, below: float = math.inf) -> None:
     """Raise where a setting is not a number from 0 on; a tensor is not looked at, which would wait for it."""
-    if isinstance(value, Tensor) and value.numel() == 1:
+    if isinstance(value, Tensor) and value.ndim == 0:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < below:
         limit = f" and below {below:g}" if below < math.inf else ""
@@ -92,6 +95,14 @@ def check_number(name: str, value: object, below: float = math.inf) -> None:
 def with_rows(group: Group) -> list[tuple[Tensor, list[int] | None]]:
     """The parameters of a group, each with the rows of its parts if it is several matrices."""
     return list(zip(group["params"], group["rows"], strict=True))
+
+
+def rate_of(group: Group) -> Rate:
+    """The learning rate: a number, or a tensor on the parameters' device. A tensor on the host is read without waiting."""
+    rate: Rate = group["lr"]
+    if isinstance(rate, Tensor) and rate.device.type == "cpu" and group["params"][0].device.type != "cpu":
+        return float(rate)
+    return rate
 
 
 def state_dtype(parameter: Tensor) -> torch.dtype:
@@ -122,9 +133,10 @@ def check_loadable(groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any
 def load_into(current: dict[str, Any], saved: Mapping[str, Any], device: torch.device) -> None:
     """Take over saved values: tensors in place where dtype and shape agree, so that nobody's reference breaks."""
     for key, value in saved.items():
-        mine = current.get(key)
-        if isinstance(mine, Tensor) and isinstance(value, Tensor) and (mine.dtype, mine.shape) == (value.dtype, value.shape):
-            mine.copy_(value)
+        mine: Any = current.get(key)
+        both = isinstance(mine, Tensor) and isinstance(value, Tensor)
+        if both and (mine.dtype, mine.shape) == (value.dtype, value.shape) and (mine.device == device or key == "lr"):
+            mine.copy_(value)  # a learning rate may stay on the host
         elif isinstance(mine, Tensor) and isinstance(value, int | float):
             mine.fill_(value)
         elif isinstance(value, Tensor):

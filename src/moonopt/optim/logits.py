@@ -34,16 +34,19 @@ def next_logits(
 ) -> tuple[Tensor, Tensor]:
     """xi - beta * (delta + gamma * xi) for the tasks that were there, and the running mean of the deltas' size.
 
-    With "auto", delta is centred over the tasks and divided by that mean. It is also centred where a task was not there, so
-    that this one keeps its place among the others.
+    The logits are centred first, which changes no weight: what all have in common would grow without end. With "auto", delta
+    is centred over the tasks and divided by the mean. It is also centred where a task was not there, so that this one
+    keeps its place among the others.
     """
     rate = auto_rate(beta)
     here = selection(present, logits)
+    logits = logits - logits.mean()
     if rate is not None or not all(present):
         delta = (delta - (delta * here).sum() / here.sum()) * here
     if rate is not None:
-        now = delta.abs().sum() / here.sum()
-        size = torch.where(size > 0, AUTO_DECAY * size + (1 - AUTO_DECAY) * now, now)
+        if sum(present) > 1:  # the delta of a single task is nothing but its own mean
+            now = delta.abs().sum() / here.sum()
+            size = torch.where(size > 0, AUTO_DECAY * size + (1 - AUTO_DECAY) * now, now)
         delta = torch.where(size > 0, delta / size, 0.0)
     step = rate if rate is not None else float(beta)
     return logits - step * (delta + gamma * logits) * here, size

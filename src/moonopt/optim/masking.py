@@ -21,9 +21,9 @@ def kept(finite: Finite, new: Tensors, old: Tensors) -> Tensors:
     return [torch.where(finite, n, o) for n, o in zip(new, old, strict=True)]
 
 
-def effective(finite: Finite, rate: Rate) -> Rate:
+def effective(finite: Finite, rate: Rate, dtype: torch.dtype) -> Rate:
     """``rate`` where the step is good, else 0."""
-    return rate if finite is True else torch.where(finite, rate, 0.0)
+    return rate if finite is True else finite.to(dtype) * rate
 
 
 def move(parameters: Tensors, directions: Tensors, rate: Rate) -> None:

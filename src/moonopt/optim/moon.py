@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from moonopt.errors import unknown_name
-from moonopt.optim.groups import Params, check_number, state_dtype
+from moonopt.optim.groups import Params, check_number, rate_of, state_dtype
 from moonopt.optim.logits import auto_rate, mean_by_task, next_logits, pick
 from moonopt.optim.masking import Finite
 from moonopt.optim.muon import Muon
@@ -171,12 +171,14 @@ class MOON(Muon):
         if self._loss == "plain":
             return pick(self.task_weights, losses.present)
         logits = pick(self.param_groups[0]["logits"], losses.present).to(losses.values)
-        return (logits - losses.values.detach().log()).softmax(0)  # z_i / l_i normalised, without their underflow
+        weights = (logits - losses.values.detach().log()).softmax(0)  # z_i / l_i normalised, without their underflow
+        return weights if all(losses.present) else weights * pick(self.task_weights, losses.present).sum()
 
     def _micro_batch(self, losses: TaskLosses, replay: Replay | None) -> MicroBatch:
         _refuse_several_processes()
         compared = self._compared(losses)
-        return MicroBatch(compared, replay, self._mode.observe(compared, self._matrices()))
+        trained = [p for p in self._matrices() if p.requires_grad]
+        return MicroBatch(compared, replay, self._mode.observe(compared, trained))
 
     # What MOON adds to step
 
@@ -186,7 +188,7 @@ class MOON(Muon):
             self._warn_once("step() without combine(): the matrices have moved, but the task weights were left alone.")
             return
         group = self.param_groups[0]
-        rate = _largest([each["lr"] for each in self._of_kind("matrix")])
+        rate = _largest([rate_of(each) for each in self._of_kind("matrix")])
         if not isinstance(rate, Tensor) and rate == 0:
             return
         moved = Moved(rate, self._relative(directions, rate) if self._mode.uses_direction else {})
@@ -208,7 +210,7 @@ class MOON(Muon):
 
     def _relative(self, directions: Mapping[Tensor, Tensor], rate: Rate) -> dict[Tensor, Tensor]:
         """D_b = (lr_b / lr) * scale_b * W_b."""
-        rates = {p: group["lr"] for group in self._of_kind("matrix") for p in group["params"]}
+        rates = {p: rate_of(group) for group in self._of_kind("matrix") for p in group["params"]}
         return {p: direction * (rates[p] / rate) for p, direction in directions.items()}
 
     def _evaluate(self, batch: MicroBatch) -> Tensor:

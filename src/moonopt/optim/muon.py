@@ -19,6 +19,7 @@ from moonopt.optim.groups import (
     check_loadable,
     groups_of,
     load_into,
+    rate_of,
     state_dtype,
     with_rows,
 )
@@ -26,7 +27,6 @@ from moonopt.optim.masking import Finite, Tensors, effective, kept, move
 from moonopt.optim.parameters import Placing, blocks
 from moonopt.optim.vectors import adamw_state, adamw_step
 from moonopt.tasks.directional import Rate
-from moonopt.tasks.losses import HALF_DTYPES
 from moonopt.tasks.pending import MicroBatch, Pending
 from moonopt.tasks.verbs import TaskOptimizer
 
@@ -126,21 +126,21 @@ class Muon(TaskOptimizer):
             with torch.enable_grad():
                 loss = closure()
         self._pending.watch.tell()
+        self._keep_state_with_parameters()
         active, batches = self._active(), self._pending.take()
         self.param_groups[0]["step"] += 1
-        finite = self._finiteness(active, batches)
-        if finite is not False:
-            directions = self._move_matrices(active, finite)
-            try:
-                self._follow(batches, directions, finite)
-            finally:  # a closure that fails when it is called again must not leave half a step
-                self._decay_matrices(active, finite)
-                self._move_vectors(active, finite)
+        try:
+            self._take_step(active, batches)
+        except BaseException:  # a GradScaler takes its marks away only from steps that return
+            for mark in ("grad_scale", "found_inf"):
+                self.__dict__.pop(mark, None)
+            raise
         return loss
 
     def diagnostics(self) -> dict[str, float]:
         """Numbers for any logger. This waits for the device, and costs about a step."""
         self._pending.watch.tell(wait=True)
+        self._keep_state_with_parameters()
         numbers = {"step": self.param_groups[0]["step"], "skipped_steps": 0}
         numbers |= self._pending.counters | self._pending.latest
         momenta: list[Tensor] = []
@@ -155,6 +155,17 @@ class Muon(TaskOptimizer):
         return {name: float(number) for name, number in numbers.items()}
 
     # The parts of a step
+
+    def _take_step(self, active: Sequence[_Active], batches: Sequence[MicroBatch]) -> None:
+        finite = self._finiteness(active, batches)
+        if finite is False:
+            return
+        directions = self._move_matrices(active, finite)
+        try:
+            self._follow(batches, directions, finite)
+        finally:  # a closure that fails when it is called again must not leave half a step
+            self._decay_matrices(active, finite)
+            self._move_vectors(active, finite)
 
     def _active(self) -> list[_Active]:
         """The parameters that have a gradient, by group."""
@@ -197,13 +208,13 @@ class Muon(TaskOptimizer):
             if group["kind"] != "matrix":
                 continue
             momenta = [self.state[p]["momentum"] for p in parameters]
-            gradients = kept(finite, self._unscaled(raw_gradients), momenta)
+            gradients = kept(finite, self._unscaled(raw_gradients, momenta), momenta)
             torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
             source = torch._foreach_lerp(gradients, momenta, group["momentum"]) if group["nesterov"] else momenta
             parts = [blocks(each, of) for each, of in zip(source, rows, strict=True)]
             factors = polar_each([matrix for part in parts for matrix in part], *self._polar, ran)
             updates = _joined(_scaled(factors, group["scale"]), parts, parameters)
-            move(parameters, updates, effective(finite, group["lr"]))
+            move(parameters, updates, effective(finite, rate_of(group), momenta[0].dtype))
             directions |= zip(parameters, updates, strict=True)
         self._pending.latest |= {f"polar/{what}": count for what, count in ran.items()}
         return directions
@@ -214,25 +225,27 @@ class Muon(TaskOptimizer):
     def _decay_matrices(self, active: Sequence[_Active], finite: Finite) -> None:
         for group, parameters, _, _ in active:
             if group["kind"] == "matrix" and group["weight_decay"]:
-                torch._foreach_mul_(parameters, 1 - effective(finite, group["lr"]) * group["weight_decay"])
+                rate = effective(finite, rate_of(group), state_dtype(parameters[0]))
+                torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
 
     def _move_vectors(self, active: Sequence[_Active], finite: Finite) -> None:
         for group, parameters, gradients, _ in active:
             if group["kind"] == "vector":
+                states = [self.state[p] for p in parameters]
                 adamw_step(
                     parameters,
-                    self._unscaled(gradients),
-                    [self.state[p] for p in parameters],
-                    rate=effective(finite, group["lr"]),
+                    self._unscaled(gradients, [state["exp_avg"] for state in states]),
+                    states,
+                    rate=effective(finite, rate_of(group), states[0]["exp_avg"].dtype),
                     betas=group["betas"],
                     eps=group["eps"],
                     weight_decay=group["weight_decay"],
                     finite=finite,
                 )
 
-    def _unscaled(self, gradients: list[Tensor]) -> Tensors:
+    def _unscaled(self, gradients: list[Tensor], state: list[Tensor]) -> Tensors:
         """The gradients in the dtype of the state, without the factor of a GradScaler."""
-        gradients = [g.float() if g.dtype in HALF_DTYPES else g for g in gradients]
+        gradients = [g if g.dtype == s.dtype else g.to(s.dtype) for g, s in zip(gradients, state, strict=True)]
         scale: Tensor | None = getattr(self, "grad_scale", None)
         return gradients if scale is None else torch._foreach_div(gradients, scale.to(gradients[0].device).reshape(()))
 
@@ -244,7 +257,8 @@ class Muon(TaskOptimizer):
     def add_param_group(self, param_group: Group) -> None:
         """Torch's; the group says ``kind="matrix"`` or ``kind="vector"``."""
         check_kind(param_group)
-        super().add_param_group((self._vector_defaults if param_group["kind"] == "vector" else {}) | param_group)
+        param_group = (self._vector_defaults if param_group["kind"] == "vector" else {}) | param_group
+        super().add_param_group(self._named(param_group))
         group = self.param_groups[-1]
         group.setdefault("rows", [None] * len(group["params"]))
         try:
@@ -256,6 +270,25 @@ class Muon(TaskOptimizer):
         for p in group["params"]:
             momentum = torch.zeros_like(p, dtype=state_dtype(p), memory_format=torch.contiguous_format)
             self.state[p] = {"momentum": momentum} if group["kind"] == "matrix" else adamw_state(p, state_dtype(p))
+
+    def _named(self, group: Group) -> Group:
+        """The group with made-up names, where the others have names and it has none: torch wants all or none."""
+        params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+        unnamed = not any(isinstance(each, tuple) for each in params)
+        if unnamed and any("param_names" in other for other in self.param_groups):
+            params = [(f"group{len(self.param_groups)}.{index}", p) for index, p in enumerate(params)]
+        return group | {"params": params}
+
+    def _keep_state_with_parameters(self) -> None:
+        """Parameters that were moved to another device after construction take their state along."""
+        first = self.param_groups[0]["params"][0]
+        if next(iter(self.state[first].values())).device == first.device:
+            return
+        for p, state in self.state.items():
+            state |= {name: value.to(p.device) for name, value in state.items()}
+        own = {name: value.to(first.device) for name, value in self.param_groups[0].items() if isinstance(value, Tensor)}
+        self.param_groups[0] |= {name: value for name, value in own.items() if name != "lr"}
+        self._pending.counters |= {name: int(count) for name, count in self._pending.counters.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Torch's. Non-finite losses and gradients that were not told of yet are told of now."""

@@ -97,6 +97,7 @@ class Rule(NamedTuple):
     owner_name: str = ""  # its class name, for classes of packages that may be absent
     parameter: str = "*"  # pattern for the parameter's name within its module
     path: tuple[str, ...] = ()  # patterns for any component of the full name
+    first: str = "*"  # pattern for the first component
     unless: tuple[str, ...] = ()  # components that the path's patterns do not mean
     shape: Callable[[torch.Size], bool] | None = None
     when: Callable[[nn.Module], bool] | None = None  # asked of the owner
@@ -121,7 +122,8 @@ def _three_squares(shape: torch.Size) -> bool:
 _NO_HEADS = ("*multihead*", "*multi_head*", "*overhead*")
 _NOT_A_LINEAR_MAP = Rule("vector", "fewer than two dimensions", shape=lambda shape: len(shape) < 2)
 _BY_NAME = (
-    Rule("vector", "prediction head, by name", path=("*head*", "*classifier*", "fc", "score", "logits"), unless=_NO_HEADS),
+    Rule("vector", "prediction head, by name", path=("*head*", "*classifier*", "score", "logits"), unless=_NO_HEADS),
+    Rule("vector", "prediction head, by name", first="fc"),  # of torchvision's convolutional networks
     Rule("vector", "embedding, by name", path=("*embed*", "*emb", "emb_*", "conv_proj")),
 )
 
@@ -258,6 +260,7 @@ def _matches(rule: Rule, components: Sequence[str], parameter: nn.Parameter, own
         (not rule.owner or isinstance(owner, rule.owner))
         and (not rule.owner_name or type(owner).__name__ == rule.owner_name)
         and fnmatch.fnmatchcase(components[-1], rule.parameter)
+        and fnmatch.fnmatchcase(components[0], rule.first)
         and (not rule.path or any(map(component_matches, components)))
         and (rule.shape is None or rule.shape(parameter.shape))
         and (rule.when is None or (owner is not None and rule.when(owner)))

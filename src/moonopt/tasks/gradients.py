@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 #: Losses are multiplied by this and gradients divided by it again, in float32: what a half-precision backward pass
-#: would flush to zero survives, and as a power of two it changes nothing else.
-GRADIENT_SCALE = 2.0**12
+#: would flush to zero survives, and as a power of two it changes nothing else. Much larger, it would overflow float16.
+GRADIENT_SCALE = 2.0**8
 
 
 def task_gradients(losses: Tensor, parameters: Sequence[Tensor]) -> list[list[Tensor | None]]:

@@ -1,5 +1,6 @@
 """Reading a closure's answer: which tasks it has, one scalar each, in a dtype that can be compared."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -80,7 +81,8 @@ def detached(answer: Losses) -> Any:
     if isinstance(answer, Tensor):
         return answer.detach()
     if isinstance(answer, Mapping):
-        return {name: loss.detach() for name, loss in answer.items()}
+        losses_by_name = {name: loss.detach() for name, loss in answer.items()}
+        return copy.copy(answer) | losses_by_name if isinstance(answer, dict) else losses_by_name
     losses = [loss.detach() for loss in answer]
     if isinstance(answer, tuple):
         return type(answer)._make(losses) if hasattr(answer, "_make") else tuple(losses)

@@ -38,33 +38,36 @@ class Replay:
     def again(self) -> Answer:
         """The closure's answer under the circumstances of the first evaluation; nothing but parameters has changed."""
         here = (_Buffers(self._module), _Flags(self._module), self._generators.here())
+        fast_attention = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # without a graph it would take over, and round otherwise
         try:
             for state in (self._buffers, self._flags, self._generators):
                 state.restore()
             with self._autocast.restored():
                 return self._closure(*self._args)
         finally:
+            torch.backends.mha.set_fastpath_enabled(fast_attention)
             for state in here:
                 state.restore()
 
 
 class _Buffers:
-    """Every buffer of a module: which tensor it is, and its contents."""
+    """Every buffer of a module: which tensor it is, if any, and its contents."""
 
     def __init__(self, module: nn.Module | None) -> None:
-        owners = module.modules() if module is not None else ()
-        self._places = [
-            (owner, name, buffer) for owner in owners for name, buffer in owner._buffers.items() if buffer is not None
-        ]
-        self._contents = [buffer.clone() for _, _, buffer in self._places]
+        owners = list(module.modules()) if module is not None else []
+        self._places = [(owner, name, buffer) for owner in owners for name, buffer in owner._buffers.items()]
+        # What is expanded from fewer numbers cannot be written to, by anybody.
+        self._tensors = [b for _, _, b in self._places if b is not None and (b.numel() < 2 or 0 not in b.stride())]
+        self._contents = [buffer.clone() for buffer in self._tensors]
 
     @torch.no_grad()
     def restore(self) -> None:
         for owner, name, buffer in self._places:
             if owner._buffers.get(name) is not buffer:
                 owner._buffers[name] = buffer
-        if self._places:
-            torch._foreach_copy_([buffer for _, _, buffer in self._places], self._contents)
+        if self._tensors:
+            torch._foreach_copy_(self._tensors, self._contents)
 
 
 class _Flags:
