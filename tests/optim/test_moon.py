@@ -263,6 +263,24 @@ def test_diagnostics_tell_what_ran(two_heads, batch):
     assert 0 < d["delta_floor/left"] < 1e-3 * abs(d["delta/left"])
 
 
+def test_diagnostics_have_the_losses_before_the_step_and_nan_for_a_task_that_was_not_there(two_heads, batch):
+    model = two_heads()
+    optimizer = MOON(model, tasks=["left", "right"], beta=0.1)
+    losses = model.losses(*batch()).tolist()
+    for seed in (1, 2):
+        (optimizer.combine(model.losses, *batch(seed=seed)) / 2).backward()
+    expected = (torch.tensor(losses) + model.losses(*batch(seed=2)).detach()) / 2
+    optimizer.step()
+    d = optimizer.diagnostics()
+    assert [d["loss/left"], d["loss/right"]] == pytest.approx(expected.tolist())
+    optimizer.minimize(lambda x, y: {"left": model.losses(x, y)[0]}, *batch())
+    d = optimizer.diagnostics()
+    assert math.isnan(d["loss/right"])
+    assert math.isnan(d["delta/right"])
+    assert math.isfinite(d["delta/left"])
+    assert d["rejected_deltas"] == 0
+
+
 def test_diagnostics_tell_an_exact_factor_from_an_iteration():
     theta = _theta()
     optimizer = _on(theta, schedule="svd")

@@ -6,9 +6,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from moonopt.tasks.directional import Deltas
-from moonopt.tasks.pending import MicroBatch
-
 #: With beta="auto", how fast the running mean of the deltas' size forgets, and how far one step moves the logits.
 AUTO_DECAY = 0.98
 AUTO_RATE = 0.01
@@ -41,8 +38,10 @@ def next_logits(
     rate = auto_rate(beta)
     here = selection(present, logits)
     logits = logits - logits.mean()
+    if not all(present):
+        delta = torch.where(here > 0, delta, 0.0)
     if rate is not None or not all(present):
-        delta = (delta - (delta * here).sum() / here.sum()) * here
+        delta = (delta - delta.sum() / here.sum()) * here
     if rate is not None:
         if sum(present) > 1:  # the delta of a single task is nothing but its own mean
             now = delta.abs().sum() / here.sum()
@@ -52,15 +51,14 @@ def next_logits(
     return logits - step * (delta + gamma * logits) * here, size
 
 
-def mean_by_task(found: Sequence[tuple[MicroBatch, Deltas]], like: Tensor) -> tuple[Deltas, tuple[bool, ...]]:
-    """Each task's delta, averaged over the micro-batches that have the task, and which tasks any has."""
-    values, floors, counts = (torch.zeros_like(like) for _ in range(3))
-    for batch, deltas in found:
-        values += spread(deltas.values.to(like), batch.present)
-        floors += spread(deltas.floor.to(like), batch.present)
-        counts += selection(batch.present, like)
-    present = tuple(any(here) for here in zip(*(batch.present for batch, _ in found), strict=True))
-    return Deltas(values / counts.clamp_min(1), floors / counts.clamp_min(1)), present
+def mean_by_task(numbers: Sequence[Tensor], present: Sequence[Sequence[bool]], like: Tensor) -> Tensor:
+    """For each task the mean over the micro-batches that have it, NaN where none has.
+
+    ``numbers`` has for each micro-batch one number per task that it has, ``present`` which those are.
+    """
+    total = sum(spread(each.to(like), here) for each, here in zip(numbers, present, strict=True))
+    count = sum(selection(here, like) for here in present)
+    return torch.as_tensor(total / count)
 
 
 def pick(numbers: Tensor, present: Sequence[bool]) -> Tensor:

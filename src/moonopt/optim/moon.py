@@ -13,7 +13,7 @@ from moonopt.optim.logits import auto_rate, mean_by_task, next_logits, pick
 from moonopt.optim.masking import Finite
 from moonopt.optim.muon import Muon
 from moonopt.optim.parameters import Placing
-from moonopt.tasks.directional import MODES, Deltas, Moved, Rate
+from moonopt.tasks.directional import MODES, Moved, Rate
 from moonopt.tasks.losses import Losses, TaskLosses, in_half_precision, read_losses, task_names
 from moonopt.tasks.pending import MicroBatch
 from moonopt.tasks.replay import Replay
@@ -133,7 +133,10 @@ class MOON(Muon):
         return logits.softmax(0)
 
     def diagnostics(self) -> dict[str, float]:
-        """Muon's, and for every task its weight, centred logit, last delta and the rounding floor of that."""
+        """Muon's, and for every task its weight and centred logit, and of the last step loss, delta and rounding floor.
+
+        What a task that was not there would have had is NaN.
+        """
         numbers = super().diagnostics()
         by_task = {"weight": self.task_weights, "logit": self.logits, **self._pending.by_task}
         for what, values in by_task.items():
@@ -188,22 +191,26 @@ class MOON(Muon):
             self._warn_once("step() without combine(): the matrices have moved, but the task weights were left alone.")
             return
         group = self.param_groups[0]
+        presences = [batch.present for batch in batches]
+        losses = mean_by_task([batch.before for batch in batches], presences, group["logits"])
+        self._pending.by_task |= {"loss" if self._loss == "plain" else "log_loss": losses}
         rate = _largest([rate_of(each) for each in self._of_kind("matrix")])
         if not isinstance(rate, Tensor) and rate == 0:
             return
         moved = Moved(rate, self._relative(directions, rate) if self._mode.uses_direction else {})
-        found = [(batch, self._mode.deltas(batch, self._evaluate, moved)) for batch in batches]
-        deltas, present = mean_by_task(found, group["logits"])
+        found = [self._mode.deltas(batch, self._evaluate, moved) for batch in batches]
+        delta, floor = (mean_by_task(each, presences, group["logits"]) for each in zip(*found, strict=True))
         good = _both(finite, rate > 0)
         if good is not True:
-            deltas = Deltas(*(torch.where(good, each, 0.0) for each in deltas))
-        self._pending.by_task |= {"delta": deltas.values, "delta_floor": deltas.floor}
+            delta, floor = torch.where(good, delta, 0.0), torch.where(good, floor, 0.0)
+        self._pending.by_task |= {"delta": delta, "delta_floor": floor}
 
-        usable = deltas.values.isfinite().all()
+        present = [any(here) for here in zip(*presences, strict=True)]
+        usable = pick(delta, present).isfinite().all()
         self._pending.count("rejected_deltas", (~usable).to(torch.int64))
         usable = usable if good is True else usable & good
         logits, size = next_logits(
-            group["logits"], group["delta_size"], deltas.values, present, beta=group["beta"], gamma=group["gamma"]
+            group["logits"], group["delta_size"], delta, present, beta=group["beta"], gamma=group["gamma"]
         )
         group["logits"].copy_(torch.where(usable, logits, group["logits"]))
         group["delta_size"].copy_(torch.where(usable, size, group["delta_size"]))
