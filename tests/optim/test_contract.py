@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 import torch
+import torch.distributed.checkpoint
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -80,6 +81,25 @@ def test_resume_through_distributed_checkpoint_helpers(two_heads, batch, options
     set_optimizer_state_dict(other, resumed, saved, options=StateDictOptions(**options))
     _continue(other, resumed, batch)
     _assert_equal((model, optimizer), (other, resumed))
+
+
+def test_resume_from_a_distributed_checkpoint_on_disk(two_heads, batch, tmp_path):
+    model = two_heads(dtype=torch.bfloat16)
+    optimizer = OPTIMIZERS["moon"](model)
+    _continue(model, optimizer, batch, range(5))
+    checkpoint = {"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}
+    torch.distributed.checkpoint.save(checkpoint, checkpoint_id=tmp_path, no_dist=True)
+    _continue(model, optimizer, batch)
+
+    other = two_heads(dtype=torch.bfloat16, seed=7)
+    resumed = OPTIMIZERS["moon"](other)
+    loaded = {"model": other.state_dict(), "optimizer": get_optimizer_state_dict(other, resumed)}
+    torch.distributed.checkpoint.load(loaded, checkpoint_id=tmp_path, no_dist=True)
+    other.load_state_dict(loaded["model"])
+    set_optimizer_state_dict(other, resumed, loaded["optimizer"])
+    _continue(other, resumed, batch)
+    _assert_equal((model, optimizer), (other, resumed))
+    assert resumed.tasks == ("left", "right")
 
 
 def test_state_is_float32_for_bfloat16_parameters_and_stays_so_when_loaded(two_heads):

@@ -288,6 +288,7 @@ def test_diagnostics_tell_an_exact_factor_from_an_iteration():
     assert optimizer.diagnostics()["polar/svd/torch-cpu/float64"] == 1
 
 
+@pytest.mark.filterwarnings("ignore:step.. without combine")
 def test_step_without_combine_is_a_muon_step(two_heads, batch):
     models = [two_heads(), two_heads()]
     moon, muon = MOON(models[0], tasks=2, beta=0.5), Muon(models[1])
@@ -324,6 +325,7 @@ def test_an_unknown_module_warns_once(two_heads, batch):
         for _ in range(3):
             optimizer.minimize(model.losses, *batch())
     assert len(seen) == 1
+    assert seen[0].filename == __file__, "a warning points at the user's line"
 
 
 def test_combine_without_a_graph_leaves_nothing_waiting(two_heads, batch):
@@ -355,6 +357,7 @@ BAD_SETTINGS = [
     ({"lr": "0.1"}, "lr must be a number of at least 0, found '0.1'"),
     ({"lr": math.nan}, "lr must be a number of at least 0, found nan"),
     ({"vector_betas": (0.9,)}, "vector_betas must be two numbers"),
+    ({"vector_betas": 0.9}, "vector_betas must be two numbers, found 0.9"),
     ({"polar_dtype": torch.int32}, "polar_dtype must be a floating point torch.dtype"),
     ({"module": "model"}, "module must be a torch.nn.Module"),
     ({"nonfinite": "ignore"}, "Unknown nonfinite 'ignore': expected one of raise, skip"),
@@ -479,3 +482,4 @@ def test_step_without_combine_says_so_once(two_heads, batch):
             model.losses(*batch()).sum().backward()
             optimizer.step()
     assert len(seen) == 1
+    assert seen[0].filename == __file__, "a warning points at the user's line"

@@ -112,7 +112,7 @@ class Muon(TaskOptimizer):
             "nesterov": nesterov,
             "weight_decay": weight_decay,
             "scale": scale,
-            "betas": tuple(vector_betas),
+            "betas": vector_betas,
             "eps": vector_eps,
         }
         super().__init__(groups_of(params, rules, module), defaults)
@@ -125,12 +125,8 @@ class Muon(TaskOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._pending.watch.tell()
-        self._keep_state_with_parameters()
-        active, batches = self._active(), self._pending.take()
-        self.param_groups[0]["step"] += 1
         try:
-            self._take_step(active, batches)
+            self._take_step()
         except BaseException:  # a GradScaler takes its marks away only from steps that return
             for mark in ("grad_scale", "found_inf"):
                 self.__dict__.pop(mark, None)
@@ -156,7 +152,11 @@ class Muon(TaskOptimizer):
 
     # The parts of a step
 
-    def _take_step(self, active: Sequence[_Active], batches: Sequence[MicroBatch]) -> None:
+    def _take_step(self) -> None:
+        self._pending.watch.tell()
+        self._keep_state_with_parameters()
+        active, batches = self._active(), self._pending.take()
+        self.param_groups[0]["step"] += 1
         finite = self._finiteness(active, batches)
         if finite is False:
             return

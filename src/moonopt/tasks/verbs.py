@@ -1,7 +1,9 @@
 """The verbs: ``minimize`` and ``combine`` beside torch's ``step`` and ``zero_grad``, the same for every method."""
 
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -93,4 +95,13 @@ class TaskOptimizer(Optimizer):
     def _warn_once(self, text: str) -> None:
         if text not in self._pending.warned:
             self._pending.warned.add(text)
-            warnings.warn(text, stacklevel=5)
+            warnings.warn(text, stacklevel=_users_level())
+
+
+def _users_level() -> int:
+    """How many frames up from the caller of this is code that is neither ours nor torch's."""
+    ours = tuple(str(parent) for parent in (Path(__file__).parents[1], Path(torch.__file__).parent))
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
+        frame, level = frame.f_back, level + 1
+    return level
