@@ -483,3 +483,15 @@ def test_svd_of_a_rank_deficient_float32_matrix_in_float64_has_its_rank():
     generator = torch.Generator().manual_seed(0)
     matrix = torch.randn(32, 4, generator=generator) @ torch.randn(4, 32, generator=generator)
     assert (torch.linalg.svdvals(polar(matrix, "svd", dtype=torch.float64)) > 0.5).sum() == 4
+
+
+@pytest.mark.parametrize("steps", [6, 8, 10])
+@pytest.mark.parametrize("name", ["polar_express", "muon", "classical", "cubic"])
+def test_every_schedule_keeps_float32_within_the_row_and_column_space(name, steps):
+    generator = torch.Generator().manual_seed(0)
+    for p, q in [(6, 6), (64, 128), (192, 192)]:
+        column, row = (torch.randint(-9, 10, shape, generator=generator).double() for shape in ((p, 1), (1, q)))
+        factor = polar((column @ row).float(), name, steps=steps).double()
+        left, right = column / column.norm(), row / row.norm()
+        outside = [factor - left @ (left.mT @ factor), factor - (factor @ right.mT) @ right]
+        assert max(torch.linalg.matrix_norm(each, 2).item() for each in outside) <= 1e-3

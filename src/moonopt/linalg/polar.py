@@ -26,10 +26,9 @@ GRAM_SIDE = 64
 #: The Gram matrix is formed anew when its rounding error may have grown by this. At five steps the result is then as
 #: accurate as the standard one, also on rank-deficient input (measured on ranks 1 to 100 of up to 512 x 2048).
 GRAM_GROWTH = 1e3
-#: Beyond so many steps in float32, the first ones are done in float64: what they round off outside of the input's row
-#: and column space, all later ones multiply (by 700 in all at ten steps of Polar Express).
-LENIENT_STEPS = 5
-CAREFUL_STEPS = 2
+#: What a float32 step rounds off outside of the input's row and column space, all later steps multiply, each by its a. The
+#: first steps are done in float64 until no more than this is left: five steps of Polar Express (1008) need none.
+LENIENT_GROWTH = 1100.0
 
 
 @torch.no_grad()
@@ -48,7 +47,7 @@ def polar(matrix: Tensor, schedule: str = "polar_express", steps: int = 5, dtype
             eight to within rounding.
         dtype: in which to compute. By default bfloat16 on accelerators where min(p, q) >= 256, else float32, and
             float64 for float64 input. In bfloat16 rounding fills the null space of a rank-deficient matrix (singular
-            values of 0.3 to 1 in place of 0); float32 keeps it below 1e-3 up to ten steps of ``polar_express``.
+            values of 0.3 to 1 in place of 0); float32 keeps it below 1e-3 up to ten steps of every schedule.
 
     >>> polar(torch.tensor([[3.0, 0.0], [0.0, -2.0]]), schedule="svd")
     tensor([[ 1.,  0.],
@@ -193,7 +192,7 @@ def _by_newton_schulz(x: Tensor, schedule: Schedule) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
         return x / torch.where(norm.isfinite(), norm.clamp_min(torch.finfo(norm.dtype).tiny), math.nan)
     coefficients, dtype = schedule.coefficients, x.dtype
-    careful = CAREFUL_STEPS if dtype == torch.float32 and len(coefficients) > LENIENT_STEPS and x.device.type != "mps" else 0
+    careful = _careful_steps(coefficients) if dtype == torch.float32 and x.device.type != "mps" else 0
     if careful:
         x = x.to(torch.float64)
     gram = torch.bmm(x, x.mT)
@@ -206,6 +205,14 @@ def _by_newton_schulz(x: Tensor, schedule: Schedule) -> Tensor:
     p, q = x.shape[-2:]
     on_gram = p >= GRAM_SIDE and q >= GRAM_RATIO * p and dtype in (torch.float32, torch.float64)
     return (_iterate_on_gram if on_gram else _iterate)(x, gram, coefficients)
+
+
+def _careful_steps(coefficients: Sequence[Triple]) -> int:
+    """How many of the first steps must be done in float64."""
+    steps = 0
+    while math.prod(a for a, _, _ in coefficients[steps:]) > LENIENT_GROWTH:
+        steps += 1
+    return steps
 
 
 def _inverse_norm(gram: Tensor, schedule: Schedule) -> Tensor:
