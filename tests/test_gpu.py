@@ -208,6 +208,7 @@ def test_a_model_moved_after_construction_takes_its_state_along():
 
 def test_accelerate_prepares_an_optimizer_that_was_built_on_the_host():
     accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # other tests have set it up otherwise
     model = _model().cpu()
     moon = MOON(model, tasks=2, beta=0.1)
     accelerator = accelerate.Accelerator(mixed_precision="bf16")

@@ -238,6 +238,7 @@ def test_lightning_trains_like_a_plain_loop(two_heads, batch, tmp_path):
 
 def test_accelerate_accumulates_like_micro_batches(two_heads, batch):
     accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)  # other tests have set it up otherwise
     reference, model = two_heads(), two_heads()
     plain = MOON(reference, tasks=2, beta=0.1)
     for step in range(2):
