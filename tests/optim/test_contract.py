@@ -205,8 +205,6 @@ SCHEDULERS = {
 @pytest.mark.parametrize("build", SCHEDULERS.values(), ids=SCHEDULERS)
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_schedulers_drive_both_kinds(two_heads, batch, build, as_tensor):
-    if as_tensor and build is SCHEDULERS["one cycle"]:
-        pytest.skip("torch's OneCycleLR replaces tensor rates by floats")
     model = two_heads()
     rates = (torch.tensor(0.05), torch.tensor(0.01)) if as_tensor else (0.05, 0.01)
     optimizer = MOON(model, tasks=2, lr=rates[0], vector_lr=rates[1], beta=0.1)

@@ -68,12 +68,12 @@ def pick(numbers: Tensor, present: Sequence[bool]) -> Tensor:
     return torch.stack([number for number, here in zip(numbers.unbind(), present, strict=True) if here])
 
 
-def spread(numbers: Tensor, present: Sequence[bool], missing: float = 0.0) -> Tensor:
-    """One number for every task, ``missing`` for those that are not there."""
+def spread(numbers: Tensor, present: Sequence[bool]) -> Tensor:
+    """One number for every task, 0 for those that are not there."""
     if all(present):
         return numbers
-    remaining, other = iter(numbers.unbind()), torch.full_like(numbers[0], missing)
-    return torch.stack([next(remaining) if here else other for here in present])
+    remaining, zero = iter(numbers.unbind()), torch.zeros_like(numbers[0])
+    return torch.stack([next(remaining) if here else zero for here in present])
 
 
 def selection(present: Sequence[bool], like: Tensor) -> Tensor:

@@ -153,7 +153,7 @@ class MOON(Muon):
                 "The second evaluation of the losses protects no buffers (BatchNorm statistics, for one), because the module "
                 "is not known: pass the model as params, or module=model."
             )
-        return Replay(closure, args, self._module, {p.device for p in self._matrices()})
+        return Replay(closure, args, self._module, [self.param_groups[0]["params"][0].device])
 
     def _read(self, answer: Losses, replay: Replay | None) -> TaskLosses:
         losses = read_losses(answer, self.tasks)

@@ -286,8 +286,8 @@ class Muon(TaskOptimizer):
             return
         for p, state in self.state.items():
             state |= {name: value.to(p.device) for name, value in state.items()}
-        own = {name: value.to(first.device) for name, value in self.param_groups[0].items() if isinstance(value, Tensor)}
-        self.param_groups[0] |= {name: value for name, value in own.items() if name != "lr"}
+        own = {name: value for name, value in self.param_groups[0].items() if isinstance(value, Tensor) and name != "lr"}
+        self.param_groups[0] |= {name: value.to(first.device) for name, value in own.items()}
         self._pending.counters |= {name: int(count) for name, count in self._pending.counters.items()}
 
     def state_dict(self) -> dict[str, Any]:

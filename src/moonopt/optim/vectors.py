@@ -32,8 +32,6 @@ def adamw_step(
     finite: Finite,
 ) -> None:
     """m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2, p <- (1 - rate * decay) p - rate * m^ / (sqrt(v^) + eps)."""
-    if not parameters:
-        return
     steps = [state["step"] for state in states]
     means = [state["exp_avg"] for state in states]
     squares = [state["exp_avg_sq"] for state in states]

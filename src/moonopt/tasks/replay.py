@@ -88,7 +88,7 @@ class _Generators:
     def __init__(self, devices: Iterable[torch.device]) -> None:
         self._devices = sorted({device for device in devices if device.type not in ("cpu", "meta")}, key=str)
         self._cpu = torch.get_rng_state()
-        self._accelerators = [_device_module(device).get_rng_state(*_index(device)) for device in self._devices]
+        self._accelerators = [torch.get_device_module(device).get_rng_state(*_index(device)) for device in self._devices]
 
     def here(self) -> "_Generators":
         return _Generators(self._devices)
@@ -96,7 +96,7 @@ class _Generators:
     def restore(self) -> None:
         torch.set_rng_state(self._cpu)
         for device, state in zip(self._devices, self._accelerators, strict=True):
-            _device_module(device).set_rng_state(state, *_index(device))
+            torch.get_device_module(device).set_rng_state(state, *_index(device))
 
 
 class _Autocast:
@@ -117,10 +117,6 @@ class _Autocast:
                 yield
             finally:
                 torch.clear_autocast_cache()
-
-
-def _device_module(device: torch.device) -> Any:
-    return torch.get_device_module(device)
 
 
 def _index(device: torch.device) -> tuple[torch.device, ...]:
