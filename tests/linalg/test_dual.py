@@ -131,6 +131,36 @@ def test_two_tasks_on_a_grid() -> None:
     assert dual.lower_bound <= lowest
 
 
+def test_primal_minimises_the_papers_objective_with_scales() -> None:
+    """max_i -<V, G_i> + max_b (||V_b|| / s_b)^2 / 2 is -C^2 / 2 at the primal, and higher around it."""
+    gradients, scale = [random(3, 4, 5) + random(1, 4, 5, seed=3), random(3, 6, 2, seed=1) + 1], [0.5, 3.0]
+    dual = solve_dual(gradients, scale, tol=1e-9)
+
+    def objective(step: list[Tensor]) -> float:
+        products = sum(torch.tensordot(g, v, 2) for g, v in zip(gradients, step, strict=True))
+        norm = max(float(torch.linalg.matrix_norm(v, 2)) / s for v, s in zip(step, scale, strict=True))
+        return float(-products.min()) + norm**2 / 2
+
+    lowest = objective(list(dual.primal))
+    assert lowest == pytest.approx(-(dual.value**2) / 2, rel=1e-6)
+    for seed in range(20):
+        around = [v + 0.1 * random(*v.shape, seed=seed + i) for i, v in enumerate(dual.primal)]
+        assert objective(around) >= lowest
+
+
+def test_no_direction_of_the_same_size_guarantees_more() -> None:
+    """Nor does MGDA's: the minimum-norm gradient, brought to spectral norm 1."""
+    for seed in range(20):
+        gradients = random(4, 6, 8, seed=seed) + 0.5 * random(1, 6, 8, seed=seed + 99)
+        dual = solve_dual(gradients)
+        flat = gradients.flatten(1).numpy()
+        simplex = {"type": "eq", "fun": lambda z: z.sum() - 1}
+        weights = minimize(lambda z, g=flat: z @ g @ g.T @ z, np.full(4, 0.25), bounds=[(0, 1)] * 4, constraints=simplex).x
+        mgda = np.tensordot(weights, gradients.numpy(), 1)
+        guarantee = np.tensordot(gradients.numpy(), mgda / np.linalg.norm(mgda, 2), 2).min()
+        assert guarantee <= dual.lower_bound * (1 + 1e-6)
+
+
 def test_scale_weighs_the_blocks() -> None:
     gradients = [random(4, 6, 6), random(4, 5, 9, seed=1)]
     scale = [0.3, 2.5]

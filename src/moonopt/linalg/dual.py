@@ -45,6 +45,7 @@ class Dual:
         iterations: Newton steps, each with one singular value decomposition per block, or a few.
         direction: the matrices W_b, of spectral norm at most 1. They equal the polar factors of sum_i z_i G_ib only
             where those have full rank.
+        scale: the s_b.
 
     """
 
@@ -56,11 +57,12 @@ class Dual:
     converged: bool
     iterations: int
     direction: tuple[Tensor, ...]
+    scale: tuple[float, ...]
 
     @property
     def primal(self) -> tuple[Tensor, ...]:
-        """value * W_b: the minimiser of max_i -<W, G_i> + ||W||^2 / 2, with ||W|| = max_b ||W_b||_S-inf / s_b."""
-        return tuple(self.value * each for each in self.direction)
+        """The V that minimises max_i -<V, G_i> + ||V||^2 / 2, where ||V|| = max_b ||V_b||_S-inf / s_b: value * s_b * W_b."""
+        return tuple(self.value * s * w for s, w in zip(self.scale, self.direction, strict=True))
 
 
 def solve_dual(gradients: Gradients, scale: Scale = None, tol: float = 1e-6) -> Dual:
@@ -183,6 +185,7 @@ class _Bounds:
             converged=self.converged,
             iterations=steps,
             direction=tuple(direction),
+            scale=tuple(scales),
         )
 
 
