@@ -1,5 +1,9 @@
 """Small models and problems that several tests train on."""
 
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -45,3 +49,17 @@ def batch():
         return x.to(dtype), y.to(dtype)
 
     return build
+
+
+@pytest.fixture(scope="session")
+def example():
+    """Loads one of the examples as a module."""
+    pytest.importorskip("matplotlib")
+
+    def load(name: str) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(name, Path(__file__).parent.parent / "examples" / f"{name}.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load

@@ -1,22 +1,14 @@
-"""The examples do what they say: the paper's toy case."""
+"""The examples do what they say. What rates.py measures is tested in analysis/test_rates.py."""
 
-import importlib.util
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
-pytest.importorskip("matplotlib")
-EXAMPLES = Path(__file__).parent.parent / "examples"
-
 
 @pytest.fixture(scope="module")
-def quickstart():
-    spec = importlib.util.spec_from_file_location("quickstart", EXAMPLES / "quickstart.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def quickstart(example):
+    return example("quickstart")
 
 
 @pytest.mark.parametrize("seed", [1, 5])
@@ -43,3 +35,29 @@ def test_quickstart_prints_a_table_and_saves_its_plot(quickstart, monkeypatch, c
     assert all(name in printed for name in quickstart.METHODS)
     assert (tmp_path / "toy.png").stat().st_size > 10_000
     assert torch.get_default_dtype() == torch.float32
+
+
+def test_two_task_example(example, monkeypatch, capsys, tmp_path):
+    two_task = example("two_task")
+    mgda, moon = two_task.mgda_direction(two_task.APPENDIX), two_task.moon_direction()
+    assert two_task.guarantee(two_task.APPENDIX, mgda) == pytest.approx(5 / 2)
+    assert two_task.guarantee(two_task.APPENDIX, moon) == pytest.approx(3)
+    assert two_task.crossing(mgda, moon) == pytest.approx(4 / 3)
+    eta = 0.7
+    assert two_task.loss(-eta * mgda).tolist() == pytest.approx([-5 / 2 * eta + 5 / 8 * eta**2] * 2)
+    assert two_task.loss(-eta * moon).tolist() == pytest.approx([-3 * eta + eta**2] * 2)
+
+    monkeypatch.setattr(sys, "argv", ["two_task.py", "--plot", str(tmp_path / "two_task.png")])
+    two_task.main()
+    printed = capsys.readouterr().out
+    assert all(number in printed for number in ("2.5000", "3.0000", "1.3333", "Certificate gap 0.3333", "(1.0000, 0.3333)"))
+    assert (tmp_path / "two_task.png").stat().st_size > 10_000
+
+
+def test_rates_example_prints_tables_and_saves_its_plot(example, monkeypatch, capsys, tmp_path):
+    rates = example("rates")
+    monkeypatch.setattr(sys, "argv", ["rates.py", "--steps", "20", "40", "--seeds", "1", "--plot", str(tmp_path / "rates.png")])
+    rates.main()
+    printed = capsys.readouterr().out
+    assert printed.count("slope") == 5
+    assert (tmp_path / "rates.png").stat().st_size > 10_000

@@ -1,26 +1,30 @@
 """MOON: Muon on a weighted sum of task losses, whose weights follow the nuclear-norm dual (Algorithm 1)."""
 
+import contextlib
 import functools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from moonopt.errors import unknown_name
+from moonopt.optim.exact import MinimaxStep, ObservedTasks, joint_step, minimax_step, observe_tasks
 from moonopt.optim.groups import Params, check_number, rate_of, state_dtype
 from moonopt.optim.logits import auto_rate, mean_by_task, next_logits, pick
 from moonopt.optim.masking import Finite
-from moonopt.optim.muon import Muon
+from moonopt.optim.muon import Active, Muon
 from moonopt.optim.parameters import Placing
-from moonopt.tasks.directional import MODES, Moved, Rate
+from moonopt.tasks.directional import MODES, Deltas, Move, Rate
 from moonopt.tasks.losses import Losses, TaskLosses, in_half_precision, read_losses, task_names
 from moonopt.tasks.pending import MicroBatch
 from moonopt.tasks.replay import Replay
 from moonopt.tasks.verbs import Closure
 
-DUALS = ("online",)
+DUALS = ("online", "exact")
 LOSSES = ("plain", "log")
+TINY = 1e-30  # a weight of 0, for its logarithm
 
 
 class MOON(Muon):
@@ -35,8 +39,12 @@ class MOON(Muon):
         beta: rate of the logits, in units of 1 / delta (that is, of the losses). "auto" centres delta over the tasks and
             divides it by its usual size, so that beta has no unit; "auto:0.03" for a rate other than 0.01.
         gamma: pull of the logits towards 0, that is, of the weights towards 1 / m.
-        delta: "loss_difference" evaluates the closure again after the matrices have moved; "per_task" is exact, with one
-            backward pass per task.
+        dual: "online" as above; "exact" solves for the weights and the minimax direction in every step, from one backward
+            pass per task (``moonopt.solve_dual``), without momentum, beta, gamma and delta. It stops where no direction
+            helps all tasks.
+        delta: "loss_difference" evaluates the closure again after the matrices have moved. The others are exact:
+            "forward_mode" (a Jacobian-vector product) and "double_backward" cost the same for any number of tasks, "auto"
+            takes the cheaper one of them that works, and "per_task" takes one backward pass per task.
         loss: "plain", or "log" for tasks of any scale: deltas of log-losses, gradient weights z_i / l_i normalised.
 
     >>> theta = torch.nn.Parameter(torch.zeros(2, 2))
@@ -79,7 +87,7 @@ class MOON(Muon):
                 raise ValueError(unknown_name(str(value), tuple(known), what))
         auto_rate(beta)
         check_number("gamma", gamma)
-        self._delta, self._loss = delta, loss
+        self._dual, self._delta, self._loss = dual, delta, loss
         self._mode = MODES[delta]()
         super().__init__(
             params,
@@ -146,24 +154,25 @@ class MOON(Muon):
     # What MOON adds to combine
 
     def _replay(self, closure: Closure, args: tuple[Any, ...]) -> Replay | None:
-        if not self._mode.evaluates_again:
+        if not self._evaluates_again:
             return None
         if self._module is None:
             self._warn_once(
                 "The second evaluation of the losses protects no buffers (BatchNorm statistics, for one), because the module "
                 "is not known: pass the model as params, or module=model."
             )
-        return Replay(closure, args, self._module, [self.param_groups[0]["params"][0].device])
+        device = self.param_groups[0]["params"][0].device
+        return Replay(closure, args, self._module, [device], plain=self._mode.exact)
 
     def _read(self, answer: Losses, replay: Replay | None) -> TaskLosses:
         losses = read_losses(answer, self.tasks)
-        if self._mode.evaluates_again and losses.values.requires_grad:
+        if self._evaluates_again and losses.values.requires_grad:
             if replay is None:
                 raise ValueError(
-                    f'delta="{self._delta}" evaluates the losses again after the move: pass a closure, or losses with '
-                    'again=function, or use delta="per_task".'
+                    f'delta="{self._delta}" evaluates the losses again: pass a closure, or losses with again=function, or use '
+                    'delta="per_task".'
                 )
-            if in_half_precision(answer):
+            if not self._mode.exact and in_half_precision(answer):
                 self._warn_once(
                     'Some losses are in half precision: delta="loss_difference" compares them before and after a small step, '
                     "and the difference may be rounding (delta_floor in diagnostics()). Compute the losses in float32."
@@ -181,26 +190,74 @@ class MOON(Muon):
         _refuse_several_processes()
         compared = self._compared(losses)
         trained = [p for p in self._matrices() if p.requires_grad]
-        return MicroBatch(compared, replay, self._mode.observe(compared, trained))
+        if self._dual == "online":
+            return MicroBatch(compared, replay, self._mode.observe(compared, trained))
+        gradients = observe_tasks(compared, trained)
+        if self._pending.batches:  # weights stay fixed among micro-batches
+            return MicroBatch(compared, replay, ObservedTasks(gradients, None))
+        step = minimax_step(self._of_kind("matrix"), gradients)
+        self._take_weights(step)
+        return MicroBatch(compared, replay, ObservedTasks(gradients, step))
 
     # What MOON adds to step
 
-    def _follow(self, batches: Sequence[MicroBatch], directions: Mapping[Tensor, Tensor], finite: Finite) -> None:
-        """Let the logits follow the deltas of the move."""
+    def _directions(self, active: Sequence[Active], batches: Sequence[MicroBatch], finite: Finite) -> dict[Tensor, Tensor]:
+        """With the exact dual the minimax direction; else the momentum's."""
+        if self._dual == "online" or not batches:
+            return super()._directions(active, batches, finite)
+        step = joint_step(self._of_kind("matrix"), [batch.observed for batch in batches])
+        self._pending.count("rejected_duals", int(step is None))
+        if step is None:
+            return {}
+        self._take_weights(step)
+        self._pending.by_task |= {"delta": self._by_task(step.deltas, math.nan)}
+        self._pending.latest |= {
+            "dual/value": step.dual.value,
+            "dual/relative_gap": step.dual.relative_gap,
+            "dual/stationary": step.dual.stationary,
+            "dual/converged": step.dual.converged,
+            "dual/iterations": step.dual.iterations,
+        }
+        return step.directions
+
+    def _advance(
+        self,
+        batches: Sequence[MicroBatch],
+        directions: Mapping[Tensor, Tensor],
+        finite: Finite,
+        move_matrices: Callable[[], None],
+    ) -> None:
+        """Move the matrices, and let the logits follow the deltas of the move."""
+        self._note_losses(batches)
+        rate = _largest([rate_of(each) for each in self._of_kind("matrix")])
+        at_rest = not isinstance(rate, Tensor) and rate == 0
+        if not batches or at_rest or self._dual == "exact":
+            move_matrices()
+            return
+        move = Move(rate, self._relative(directions, rate) if self._mode.exact else {})
+        if self._mode.exact:
+            try:
+                found = [self._mode.deltas(batch, self._evaluate, move) for batch in batches]
+            finally:
+                move_matrices()
+        else:
+            move_matrices()
+            found = [self._mode.deltas(batch, self._evaluate, move) for batch in batches]
+        self._follow(batches, found, _both(finite, rate > 0))
+
+    def _note_losses(self, batches: Sequence[MicroBatch]) -> None:
         if not batches:
             self._warn_once("step() without combine(): the matrices have moved, but the task weights were left alone.")
             return
+        presences = [batch.present for batch in batches]
+        losses = mean_by_task([batch.before for batch in batches], presences, self.param_groups[0]["logits"])
+        self._pending.by_task |= {"loss" if self._loss == "plain" else "log_loss": losses}
+
+    def _follow(self, batches: Sequence[MicroBatch], found: Sequence[Deltas], good: Finite) -> None:
+        """Let the logits follow the deltas."""
         group = self.param_groups[0]
         presences = [batch.present for batch in batches]
-        losses = mean_by_task([batch.before for batch in batches], presences, group["logits"])
-        self._pending.by_task |= {"loss" if self._loss == "plain" else "log_loss": losses}
-        rate = _largest([rate_of(each) for each in self._of_kind("matrix")])
-        if not isinstance(rate, Tensor) and rate == 0:
-            return
-        moved = Moved(rate, self._relative(directions, rate) if self._mode.uses_direction else {})
-        found = [self._mode.deltas(batch, self._evaluate, moved) for batch in batches]
         delta, floor = (mean_by_task(each, presences, group["logits"]) for each in zip(*found, strict=True))
-        good = _both(finite, rate > 0)
         if good is not True:
             delta, floor = torch.where(good, delta, 0.0), torch.where(good, floor, 0.0)
         self._pending.by_task |= {"delta": delta, "delta_floor": floor}
@@ -215,22 +272,37 @@ class MOON(Muon):
         group["logits"].copy_(torch.where(usable, logits, group["logits"]))
         group["delta_size"].copy_(torch.where(usable, size, group["delta_size"]))
 
+    def _take_weights(self, step: MinimaxStep | None) -> None:
+        """The logits of exact weights; a task that was not there, or that counts for nothing, has next to none."""
+        if step is not None:
+            self.param_groups[0]["logits"].copy_(self._by_task(step.weights, 0.0).clamp_min(TINY).log())
+
+    def _by_task(self, numbers: Mapping[str, float], missing: float) -> Tensor:
+        logits: Tensor = self.param_groups[0]["logits"]
+        return logits.new_tensor([numbers.get(name, missing) for name in self.tasks])
+
     def _relative(self, directions: Mapping[Tensor, Tensor], rate: Rate) -> dict[Tensor, Tensor]:
         """D_b = (lr_b / lr) * scale_b * W_b."""
         rates = {p: rate_of(group) for group in self._of_kind("matrix") for p in group["params"]}
         return {p: direction * (rates[p] / rate) for p, direction in directions.items()}
 
-    def _evaluate(self, batch: MicroBatch) -> Tensor:
+    @contextlib.contextmanager
+    def _evaluate(self, batch: MicroBatch) -> Iterator[Tensor]:
         """The losses of a micro-batch now, as they are compared."""
         if batch.replay is None:
             raise RuntimeError("These losses cannot be evaluated again: they were combined without a closure.")
-        losses = read_losses(batch.replay.again(), self.tasks)
-        if losses.names != batch.names:
-            raise ValueError(
-                f"Evaluated again, the closure returned the losses of {', '.join(losses.names)}, "
-                f"expected those of {', '.join(batch.names)} as before."
-            )
-        return self._compared(losses).values
+        with batch.replay.again() as answer:
+            losses = read_losses(answer, self.tasks)
+            if losses.names != batch.names:
+                raise ValueError(
+                    f"Evaluated again, the closure returned the losses of {', '.join(losses.names)}, "
+                    f"expected those of {', '.join(batch.names)} as before."
+                )
+            yield self._compared(losses).values
+
+    @property
+    def _evaluates_again(self) -> bool:
+        return self._dual == "online" and self._mode.evaluates_again
 
     def _compared(self, losses: TaskLosses) -> TaskLosses:
         return losses.log() if self._loss == "log" else losses
@@ -243,7 +315,7 @@ class MOON(Muon):
         return 'NaN, infinite or not positive, which loss="log" needs' if self._loss == "log" else Muon._bad_loss
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {name: getattr(self, name) for name in ("_delta", "_loss", "_mode")}
+        return super().__getstate__() | {name: getattr(self, name) for name in ("_dual", "_delta", "_loss", "_mode")}
 
 
 def _largest(rates: Sequence[Rate]) -> Rate:

@@ -1,5 +1,6 @@
 """Muon: momentum, its polar factor as the update of every matrix, and AdamW for the rest. MOON builds on it."""
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from moonopt.optim.groups import (
     with_rows,
 )
 from moonopt.optim.masking import Finite, Tensors, effective, kept, move
-from moonopt.optim.parameters import Placing, blocks
+from moonopt.optim.parameters import Placing, blocks, joined
 from moonopt.optim.vectors import adamw_state, adamw_step
 from moonopt.tasks.directional import Rate
 from moonopt.tasks.pending import MicroBatch, Pending
@@ -39,7 +40,7 @@ class _PolarSettings(NamedTuple):
     dtype: torch.dtype | None
 
 
-class _Active(NamedTuple):
+class Active(NamedTuple):
     """The parameters of a group that have a gradient."""
 
     group: Group
@@ -160,20 +161,20 @@ class Muon(TaskOptimizer):
         finite = self._finiteness(active, batches)
         if finite is False:
             return
-        directions = self._move_matrices(active, finite)
+        directions = self._directions(active, batches, finite)
         try:
-            self._follow(batches, directions, finite)
+            self._advance(batches, directions, finite, functools.partial(self._move_matrices, active, directions, finite))
         finally:  # a closure that fails when it is called again must not leave half a step
             self._decay_matrices(active, finite)
             self._move_vectors(active, finite)
 
-    def _active(self) -> list[_Active]:
+    def _active(self) -> list[Active]:
         """The parameters that have a gradient, by group."""
         active = []
         for group in self.param_groups:
             entries = [(p, p.grad, rows) for p, rows in with_rows(group) if p.grad is not None]
             if entries:
-                active.append(_Active(group, *map(list, zip(*entries, strict=True))))
+                active.append(Active(group, *map(list, zip(*entries, strict=True))))
         if not active:
             raise RuntimeError(
                 "No parameter has a gradient. Call backward() on the combined loss before step(), with no zero_grad() between."
@@ -182,7 +183,7 @@ class Muon(TaskOptimizer):
             raise RuntimeError("Sparse gradients are not supported: build the embedding with sparse=False.")
         return active
 
-    def _finiteness(self, active: Sequence[_Active], batches: Sequence[MicroBatch]) -> Finite | bool:
+    def _finiteness(self, active: Sequence[Active], batches: Sequence[MicroBatch]) -> Finite | bool:
         """Whether losses and gradients are finite: known at once on a CPU, a flag on an accelerator."""
         finite_gradients = _all_finite([gradient for each in active for gradient in each.gradients])
         good = [each.before.to(finite_gradients.device).isfinite() for each in batches]
@@ -200,8 +201,8 @@ class Muon(TaskOptimizer):
             self._pending.watch.tell()
         return False if on_host else finite
 
-    def _move_matrices(self, active: Sequence[_Active], finite: Finite) -> dict[Tensor, Tensor]:
-        """Theta <- Theta - lr * scale * W; returns scale * W by parameter."""
+    def _directions(self, active: Sequence[Active], batches: Sequence[MicroBatch], finite: Finite) -> dict[Tensor, Tensor]:
+        """scale * W by parameter, where W is the polar factor of the momentum."""
         directions: dict[Tensor, Tensor] = {}
         ran: Counter[str] = Counter()
         for group, parameters, raw_gradients, rows in active:
@@ -213,22 +214,36 @@ class Muon(TaskOptimizer):
             source = torch._foreach_lerp(gradients, momenta, group["momentum"]) if group["nesterov"] else momenta
             parts = [blocks(each, of) for each, of in zip(source, rows, strict=True)]
             factors = polar_each([matrix for part in parts for matrix in part], *self._polar, ran)
-            updates = _joined(_scaled(factors, group["scale"]), parts, parameters)
-            move(parameters, updates, effective(finite, rate_of(group), momenta[0].dtype))
+            updates = joined(_scaled(factors, group["scale"]), rows, parameters)
             directions |= zip(parameters, updates, strict=True)
         self._pending.latest |= {f"polar/{what}": count for what, count in ran.items()}
         return directions
 
-    def _follow(self, batches: Sequence[MicroBatch], directions: Mapping[Tensor, Tensor], finite: Finite) -> None:
-        """What a method does when the matrices have moved and nothing else has."""
+    def _advance(
+        self,
+        batches: Sequence[MicroBatch],
+        directions: Mapping[Tensor, Tensor],
+        finite: Finite,
+        move_matrices: Callable[[], None],
+    ) -> None:
+        """Move the matrices, and whatever a method does just before or after, while nothing else has moved."""
+        move_matrices()
 
-    def _decay_matrices(self, active: Sequence[_Active], finite: Finite) -> None:
+    def _move_matrices(self, active: Sequence[Active], directions: Mapping[Tensor, Tensor], finite: Finite) -> None:
+        """Theta <- Theta - lr * scale * W."""
+        for group, parameters, _, _ in active:
+            moving = [p for p in parameters if p in directions]
+            if moving:
+                updates = [directions[p] for p in moving]
+                move(moving, updates, effective(finite, rate_of(group), updates[0].dtype))
+
+    def _decay_matrices(self, active: Sequence[Active], finite: Finite) -> None:
         for group, parameters, _, _ in active:
             if group["kind"] == "matrix" and group["weight_decay"]:
                 rate = effective(finite, rate_of(group), state_dtype(parameters[0]))
                 torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
 
-    def _move_vectors(self, active: Sequence[_Active], finite: Finite) -> None:
+    def _move_vectors(self, active: Sequence[Active], finite: Finite) -> None:
         for group, parameters, gradients, _ in active:
             if group["kind"] == "vector":
                 states = [self.state[p] for p in parameters]
@@ -339,10 +354,3 @@ def _scaled(factors: list[Tensor], scale: str) -> list[Tensor]:
     if scale != "none":
         torch._foreach_mul_(factors, [SCALES[scale](*factor.shape) for factor in factors])
     return factors
-
-
-def _joined(factors: list[Tensor], parts: list[list[Tensor]], parameters: list[Tensor]) -> list[Tensor]:
-    """The factors of each parameter's parts, one below the other, in its shape."""
-    remaining = iter(factors)
-    together = [next(remaining) if len(part) == 1 else torch.cat([next(remaining) for _ in part]) for part in parts]
-    return [each if each.shape == p.shape else each.reshape(p.shape) for each, p in zip(together, parameters, strict=True)]

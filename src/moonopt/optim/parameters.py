@@ -210,6 +210,14 @@ def blocks(tensor: Tensor, rows: Sequence[int] | None) -> list[Tensor]:
     return [matrix] if rows is None else list(torch.split(matrix, list(rows)))
 
 
+def joined(matrices: Sequence[Tensor], rows: Sequence[Sequence[int] | None], parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The other way round: the matrices of each parameter, one below the other, in its shape."""
+    remaining = iter(matrices)
+    counts = [1 if of is None else len(of) for of in rows]
+    together = [next(remaining) if n == 1 else torch.cat([next(remaining) for _ in range(n)]) for n in counts]
+    return [each if each.shape == p.shape else each.reshape(p.shape) for each, p in zip(together, parameters, strict=True)]
+
+
 def _plain(name: str) -> str:
     """The name without what torch.compile and DDP put into it."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod").removeprefix("module.")

@@ -1,9 +1,11 @@
 """Timing several ways of doing one thing side by side: interleaved rounds, medians with their spread, ratios."""
 
+import argparse
+import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,6 +42,40 @@ def environment(device: torch.device) -> dict[str, Any]:
         "cpu_faster_in_bfloat16": _cpu_faster_in_bfloat16(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
     }
+
+
+def command_line(name: str, description: str | None, rounds: int) -> argparse.ArgumentParser:
+    """The options that all measurements have."""
+    parser = argparse.ArgumentParser(
+        prog=f"moonopt.speed.{name}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--rounds", type=_several, default=rounds, help=f"timed rounds (default {rounds})")
+    parser.add_argument("--device", default="cpu", help="where to measure (default cpu)")
+    return parser
+
+
+def show(options: argparse.Namespace, results: Sequence[Mapping[str, Any]], lines: Callable[[Any], Sequence[str]]) -> None:
+    """Print the environment and the results, as JSON or each in its lines."""
+    where = environment(torch.device(options.device))
+    if options.json:
+        print(json.dumps({"environment": where, "results": results}, indent=2))
+        return
+    print(", ".join(f"{key} {value}" for key, value in where.items()))
+    for result in results:
+        print("\n" + "\n".join(lines(result)))
+
+
+def timing(found: Mapping[str, float]) -> str:
+    """A median with its quartiles."""
+    return f"{found['ms']:9.2f} ms  ({found['low_ms']:.2f} to {found['high_ms']:.2f})"
+
+
+def _several(text: str) -> int:
+    number = int(text)
+    if number < 2:
+        raise argparse.ArgumentTypeError(f"must be at least 2, found {number}")
+    return number
 
 
 def _summary(times: list[float]) -> dict[str, float]:

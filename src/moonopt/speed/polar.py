@@ -4,16 +4,15 @@ Both do five Newton-Schulz steps on the same matrices, with momentum, in one int
 is all it can do, ours in its default precision and in bfloat16.
 """
 
-import argparse
-import json
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from moonopt.optim.muon import Muon
-from moonopt.speed.measure import environment, interleaved
+from moonopt.speed.measure import command_line, interleaved, show, timing
 
 #: Shapes of the matrices of each set.
 SETS: dict[str, list[tuple[int, int]]] = {
@@ -25,7 +24,7 @@ SETS: dict[str, list[tuple[int, int]]] = {
 STEPS_IN_A_ROW = 5
 
 
-def measure(name: str, rounds: int = 20, device: str = "cpu") -> dict[str, object]:
+def measure(name: str, rounds: int = 20, device: str = "cpu") -> dict[str, Any]:
     """Milliseconds of a matrix step on one set, and how many times faster than torch.optim.Muon each of ours is."""
     contestants = {
         "torch.optim.Muon": _stepper(name, device, lambda p: torch.optim.Muon(p, lr=1e-3, weight_decay=0.0)),
@@ -47,27 +46,16 @@ def measure(name: str, rounds: int = 20, device: str = "cpu") -> dict[str, objec
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="moonopt.speed.polar", description=__doc__)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--rounds", type=int, default=20, help="timed rounds for each set (default 20)")
+    parser = command_line("polar", __doc__, rounds=20)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS), help="which sets of matrices")
-    parser.add_argument("--device", default="cpu", help="where the matrices are (default cpu)")
     options = parser.parse_args(arguments)
-    if options.rounds < 2:
-        parser.error(f"--rounds must be at least 2, found {options.rounds}")
-    results = [measure(name, options.rounds, options.device) for name in options.sets]
-    where = environment(torch.device(options.device))
-    if options.json:
-        print(json.dumps({"environment": where, "results": results}, indent=2))
-        return
-    print(", ".join(f"{key} {value}" for key, value in where.items()))
-    for result in results:
-        print(
-            f"\n{result['set']}, {result['matrices']} matrices, median of {result['rounds']} rounds of {STEPS_IN_A_ROW} steps"
-        )
-        for who, found in result["times"].items():  # type: ignore[attr-defined]
-            ratio = result["speedups"][who]  # type: ignore[index]
-            print(f"  {who:20} {found['ms']:9.2f} ms  ({found['low_ms']:.2f} to {found['high_ms']:.2f})  {ratio:6.2f}x")
+    show(options, [measure(name, options.rounds, options.device) for name in options.sets], _lines)
+
+
+def _lines(result: dict[str, Any]) -> list[str]:
+    title = f"{result['set']}, {result['matrices']} matrices, median of {result['rounds']} rounds of {STEPS_IN_A_ROW} steps"
+    times, ratios = result["times"], result["speedups"]
+    return [title, *(f"  {who:20} {timing(found)}  {ratios[who]:6.2f}x" for who, found in times.items())]
 
 
 def _stepper(name: str, device: str, build: Callable[[list[nn.Parameter]], Optimizer]) -> Callable[[], object]:

@@ -1,23 +1,28 @@
 """delta_i: the derivative of every task loss along the direction that the matrices move in (Algorithm 1, line 7).
 
-A mode may look at the losses in ``combine`` (``observe``) and answers in ``step``, after the move (``deltas``).
+A mode may look at the losses in ``combine`` (``observe``) and answers in ``step`` (``deltas``): an exact one just before
+the matrices move, the others just after.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from moonopt.tasks.gradients import graph_features, task_gradients
 from moonopt.tasks.losses import TaskLosses
 from moonopt.tasks.pending import MicroBatch
 
 Rate = float | Tensor
+Evaluate = Callable[[MicroBatch], contextlib.AbstractContextManager[Tensor]]
 
 
-class Moved(NamedTuple):
-    """How the matrices moved: each by -rate * direction."""
+class Move(NamedTuple):
+    """How the matrices move: each by -rate * direction."""
 
     rate: Rate
     directions: dict[Tensor, Tensor]  # by parameter
@@ -33,54 +38,137 @@ class Deltas(NamedTuple):
 class DeltaMode(Protocol):
     """A way to the deltas."""
 
+    name: ClassVar[str]
     evaluates_again: ClassVar[bool]
-    uses_direction: ClassVar[bool]
+    exact: ClassVar[bool]
 
     def observe(self, losses: TaskLosses, matrices: Sequence[Tensor]) -> Any:
         """In ``combine``: what to keep until ``step``."""
 
-    def deltas(self, batch: MicroBatch, evaluate: Callable[[MicroBatch], Tensor], moved: Moved) -> Deltas:
-        """In ``step``, when the matrices have moved: ``evaluate`` gives the losses of a micro-batch there."""
+    def deltas(self, batch: MicroBatch, evaluate: Evaluate, move: Move) -> Deltas:
+        """In ``step``: ``evaluate`` gives the losses of a micro-batch where the matrices are now."""
 
 
 class LossDifference:
     """(l(before) - l(after)) / rate: one more forward pass. Off by O(rate); works with everything that trains."""
 
+    name: ClassVar[str] = "loss_difference"
     evaluates_again: ClassVar[bool] = True
-    uses_direction: ClassVar[bool] = False
+    exact: ClassVar[bool] = False
 
     def observe(self, losses: TaskLosses, matrices: Sequence[Tensor]) -> None:
         return None
 
-    def deltas(self, batch: MicroBatch, evaluate: Callable[[MicroBatch], Tensor], moved: Moved) -> Deltas:
-        return Deltas((batch.before - evaluate(batch)) / moved.rate, batch.rounding / moved.rate)
+    def deltas(self, batch: MicroBatch, evaluate: Evaluate, move: Move) -> Deltas:
+        with evaluate(batch) as after:
+            return Deltas((batch.before - after) / move.rate, batch.rounding / move.rate)
 
 
 class PerTask:
-    """<direction, gradient of l_i>: one backward pass per task, exact. The reference for the others."""
+    """<direction, gradient of l_i>: one backward pass per task. The reference for the others."""
 
+    name: ClassVar[str] = "per_task"
     evaluates_again: ClassVar[bool] = False
-    uses_direction: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
 
     def observe(self, losses: TaskLosses, matrices: Sequence[Tensor]) -> list[dict[Tensor, Tensor]]:
-        refuse_unsupported("per_task", graph_features(losses.values))
+        refuse_unsupported(self.name, graph_features(losses.values))
         rows = task_gradients(losses.values, matrices)
         return [{p: g for p, g in zip(matrices, row, strict=True) if g is not None} for row in rows]
 
-    def deltas(self, batch: MicroBatch, evaluate: Callable[[MicroBatch], Tensor], moved: Moved) -> Deltas:
-        values = torch.stack([_inner(row, moved.directions, batch.before) for row in batch.observed])
-        return Deltas(values, torch.finfo(values.dtype).eps * values.abs())
+    def deltas(self, batch: MicroBatch, evaluate: Evaluate, move: Move) -> Deltas:
+        return _exact(torch.stack([_inner(row, move.directions, batch.before) for row in batch.observed]))
+
+
+class ForwardMode:
+    """One Jacobian-vector product: the closure is evaluated on matrices that carry their direction along."""
+
+    name: ClassVar[str] = "forward_mode"
+    evaluates_again: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
+
+    def observe(self, losses: TaskLosses, matrices: Sequence[Tensor]) -> None:
+        refuse_unsupported(self.name, graph_features(losses.values))
+
+    def deltas(self, batch: MicroBatch, evaluate: Evaluate, move: Move) -> Deltas:
+        with _names_other_modes(self.name), forward_ad.dual_level():  # which takes every tangent back at its end
+            for p, direction in move.directions.items():
+                p.copy_(forward_ad.make_dual(p.detach(), direction.to(p.dtype)))  # type: ignore[no-untyped-call]
+            with evaluate(batch) as losses:
+                tangents = forward_ad.unpack_dual(losses).tangent  # type: ignore[no-untyped-call]
+        return _exact(torch.zeros_like(batch.before) if tangents is None else tangents)
+
+
+class DoubleBackward:
+    """The gradient of <sum_i u_i grad l_i, direction> in u: a backward pass through a backward pass."""
+
+    name: ClassVar[str] = "double_backward"
+    evaluates_again: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
+
+    def observe(self, losses: TaskLosses, matrices: Sequence[Tensor]) -> None:
+        refuse_unsupported(self.name, graph_features(losses.values))
+
+    @torch.enable_grad()
+    def deltas(self, batch: MicroBatch, evaluate: Evaluate, move: Move) -> Deltas:
+        parameters = list(move.directions)
+        with _names_other_modes(self.name), evaluate(batch) as losses:
+            u = torch.ones_like(losses, requires_grad=True)
+            gradients = torch.autograd.grad(u @ losses, parameters, create_graph=True, allow_unused=True)
+            touched = {p: g for p, g in zip(parameters, gradients, strict=True) if g is not None}
+            along = _inner(touched, move.directions, losses)
+            if not along.requires_grad:  # no loss depends on a matrix
+                return _exact(torch.zeros_like(batch.before))
+            return _exact(torch.autograd.grad(along, u)[0])
+
+
+class Auto:
+    """The cheaper of ``forward_mode`` and ``double_backward`` that works, by a short measurement for every new shape."""
+
+    name: ClassVar[str] = "auto"
+    evaluates_again: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.chosen: dict[Any, DeltaMode] = {}
+
+    def observe(self, losses: TaskLosses, matrices: Sequence[Tensor]) -> None:
+        refuse_unsupported(self.name, graph_features(losses.values))
+
+    def deltas(self, batch: MicroBatch, evaluate: Evaluate, move: Move) -> Deltas:
+        shape = batch.names, batch.replay.signature() if batch.replay is not None else ()
+        if shape not in self.chosen:
+            self.chosen[shape] = self._measured(batch, evaluate, move)
+        return self.chosen[shape].deltas(batch, evaluate, move)
+
+    def _measured(self, batch: MicroBatch, evaluate: Evaluate, move: Move) -> DeltaMode:
+        seconds: dict[DeltaMode, float] = {}
+        failures = []
+        for mode in (ForwardMode(), DoubleBackward()):
+            try:
+                mode.deltas(batch, evaluate, move)  # to warm up
+                seconds[mode] = min(_seconds(mode, batch, evaluate, move) for _ in range(3))
+            except RuntimeError as error:  # NotImplementedError is one
+                failures.append((mode.name, error))
+        if not seconds:
+            texts = "; ".join(f"{name} fails with {str(error).splitlines()[0]!r}" for name, error in failures)
+            raise RuntimeError(f'delta="auto" found no mode that works: {texts}. Use {_modes_for(GRADIENT_ONLY)}.')
+        return min(seconds, key=lambda mode: seconds[mode])
 
 
 #: The delta modes by name.
-MODES: dict[str, type[DeltaMode]] = {"loss_difference": LossDifference, "per_task": PerTask}
+MODES: dict[str, type[DeltaMode]] = {mode.name: mode for mode in (LossDifference, PerTask, ForwardMode, DoubleBackward, Auto)}
+
+_EVERYWHERE = frozenset({"accumulation", "autocast", "checkpointing"})
+GRADIENT_ONLY = "operations that know their gradient and nothing more"
 
 #: What each mode works with. The rest is refused with a text that names the modes that do.
 SUPPORT: dict[str, frozenset[str]] = {
-    "loss_difference": frozenset(
-        {"accumulation", "autocast", "checkpointing", "compiled models", "donated buffers", "reentrant checkpointing"}
-    ),
-    "per_task": frozenset({"accumulation", "autocast", "checkpointing", "compiled models"}),
+    "loss_difference": _EVERYWHERE | {"compiled models", GRADIENT_ONLY, "donated buffers", "reentrant checkpointing"},
+    "per_task": _EVERYWHERE | {"compiled models", GRADIENT_ONLY},
+    "forward_mode": _EVERYWHERE,
+    "double_backward": _EVERYWHERE,
+    "auto": _EVERYWHERE,
 }
 
 
@@ -88,10 +176,37 @@ def refuse_unsupported(mode: str, features: Mapping[str, str]) -> None:
     """Raise where a mode does not work with one of ``features``, which come with what else could be done."""
     for feature, remedy in features.items():
         if feature not in SUPPORT[mode]:
-            able = " or ".join(f'delta="{other}"' for other, supported in SUPPORT.items() if feature in supported)
-            raise RuntimeError(f'delta="{mode}" does not work with {feature}: use {able}, or {remedy}.')
+            raise RuntimeError(f'delta="{mode}" does not work with {feature}: use {_modes_for(feature)}, or {remedy}.')
+
+
+def _modes_for(feature: str) -> str:
+    return " or ".join(f'delta="{mode}"' for mode, supported in SUPPORT.items() if feature in supported)
+
+
+@contextlib.contextmanager
+def _names_other_modes(mode: str) -> Iterator[None]:
+    """Say in an error of torch's what it comes from, and what works instead."""
+    try:
+        yield
+    except RuntimeError as error:
+        error.add_note(f'delta="{mode}" does not work with {GRADIENT_ONLY}: use {_modes_for(GRADIENT_ONLY)}.')
+        raise
+
+
+def _exact(values: Tensor) -> Deltas:
+    return Deltas(values, torch.finfo(values.dtype).eps * values.abs())
 
 
 def _inner(gradients: dict[Tensor, Tensor], directions: dict[Tensor, Tensor], like: Tensor) -> Tensor:
     products = [(directions[p] * g).sum() for p, g in gradients.items() if p in directions]
     return torch.stack(products).sum() if products else torch.zeros((), dtype=like.dtype, device=like.device)
+
+
+def _seconds(mode: DeltaMode, batch: MicroBatch, evaluate: Evaluate, move: Move) -> float:
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    start = time.perf_counter()
+    mode.deltas(batch, evaluate, move)
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter() - start

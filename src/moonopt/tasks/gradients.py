@@ -28,6 +28,8 @@ def graph_features(losses: Tensor) -> dict[str, str]:
     features = {}
     if "CheckpointFunctionBackward" in nodes:  # parameters inside would silently get no gradient
         features["reentrant checkpointing"] = "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+    if "CompiledFunctionBackward" in nodes:  # knows its gradient, and nothing more
+        features["compiled models"] = "train the model without torch.compile"
     if "CompiledFunctionBackward" in nodes and torch._functorch.config.donated_buffer:  # freed by the first backward pass
         features["donated buffers"] = "set torch._functorch.config.donated_buffer = False before compiling"
     return features

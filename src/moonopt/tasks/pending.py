@@ -36,7 +36,7 @@ class Pending:
         self.batches: list[MicroBatch] = []
         self.watch = Watch()
         self.counters: dict[str, int | Tensor] = {}
-        self.latest: dict[str, int | Tensor] = {}  # of the last step, for diagnostics
+        self.latest: dict[str, float | Tensor] = {}  # of the last step, for diagnostics
         self.by_task: dict[str, Tensor] = {}  # of the last step, one number per task
         self.warned: set[str] = set()
 

@@ -12,19 +12,27 @@ from typing import Any
 import torch
 from torch import nn
 
+from moonopt.tasks.kernels import has_dropout, plain_kernels
+
 Answer = Any
 
 
 class Replay:
     """A closure bound to its arguments, and the circumstances of its first evaluation.
 
-    Made before that evaluation; ``first()`` runs it, ``again()`` repeats it without a graph and leaves no trace.
+    Made before that evaluation; ``first()`` runs it, ``again()`` repeats it and leaves no trace. With ``plain``, the
+    repetition takes kernels that can be differentiated in any way, and so does a first evaluation with dropout.
     """
 
     def __init__(
-        self, closure: Callable[..., Answer], args: tuple[Any, ...], module: nn.Module | None, devices: Iterable[torch.device]
+        self,
+        closure: Callable[..., Answer],
+        args: tuple[Any, ...],
+        module: nn.Module | None,
+        devices: Iterable[torch.device],
+        plain: bool = False,
     ) -> None:
-        self._closure, self._args, self._module = closure, args, module
+        self._closure, self._args, self._module, self._plain = closure, args, module, plain
         self._generators = _Generators(devices)
         self._autocast = _Autocast(devices)
         self._buffers = _Buffers(module)
@@ -32,23 +40,41 @@ class Replay:
 
     def first(self) -> Answer:
         """The first evaluation, in the circumstances that are."""
-        return self._closure(*self._args)
+        with self._kernels(self._plain and has_dropout(self._module)):
+            return self._closure(*self._args)
 
-    @torch.no_grad()
-    def again(self) -> Answer:
-        """The closure's answer under the circumstances of the first evaluation; nothing but parameters has changed."""
+    @contextlib.contextmanager
+    def again(self) -> Iterator[Answer]:
+        """The closure's answer under the circumstances of the first evaluation; nothing but parameters has changed.
+
+        It has a graph only where the caller has one made. Buffers come back at the end of the context: a backward pass
+        through the answer belongs inside.
+        """
         here = (_Buffers(self._module), _Flags(self._module), self._generators.here())
-        fast_attention = torch.backends.mha.get_fastpath_enabled()
-        torch.backends.mha.set_fastpath_enabled(False)  # without a graph it would take over, and round otherwise
         try:
             for state in (self._buffers, self._flags, self._generators):
                 state.restore()
-            with self._autocast.restored():
+            yield self._answer()
+        finally:
+            for state in here:
+                state.restore()
+
+    def _answer(self) -> Answer:
+        fast_attention = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # without a graph it would take over, and round otherwise
+        try:
+            with self._autocast.restored(), self._kernels(self._plain):
                 return self._closure(*self._args)
         finally:
             torch.backends.mha.set_fastpath_enabled(fast_attention)
-            for state in here:
-                state.restore()
+
+    def signature(self) -> tuple[Any, ...]:
+        """The shapes and dtypes of the arguments, and whether the module is training."""
+        tensors = [each for each in torch.utils._pytree.tree_leaves(self._args) if isinstance(each, torch.Tensor)]
+        return self._flags.training(), *((tuple(each.shape), each.dtype) for each in tensors)
+
+    def _kernels(self, plain: bool) -> contextlib.AbstractContextManager[None]:
+        return plain_kernels(self._module) if plain else contextlib.nullcontext()
 
 
 class _Buffers:
@@ -75,6 +101,9 @@ class _Flags:
 
     def __init__(self, module: nn.Module | None) -> None:
         self._flags = [(each, each.training) for each in module.modules()] if module is not None else []
+
+    def training(self) -> bool:
+        return any(training for _, training in self._flags)
 
     def restore(self) -> None:
         for module, training in self._flags:

@@ -71,9 +71,10 @@ class TaskOptimizer(Optimizer):
             replay = None if again is None else self._replay(again, ())
             answer = closure
         losses = self._read(answer, replay)
+        batch = self._micro_batch(losses, replay) if losses.values.requires_grad else None
         loss = (self._gradient_weights(losses).to(losses.values) * losses.values).sum()
-        if loss.requires_grad:
-            self._pending.add(self._micro_batch(losses, replay), loss)
+        if batch is not None:
+            self._pending.add(batch, loss)
         return loss, answer
 
     def _replay(self, closure: Closure, args: tuple[Any, ...]) -> Replay | None:
