@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from moonopt import MOON, Muon, polar
+from moonopt.tasks.kernels import plain_kernels
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -218,3 +219,141 @@ def test_accelerate_prepares_an_optimizer_that_was_built_on_the_host():
         optimizer.step()
         optimizer.zero_grad()
     assert moon.param_groups[0]["step"] == 3
+
+
+# The exact deltas
+
+STOCK = {
+    "transformer": (lambda: nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), (7, 16)),
+    "transformer without dropout": (lambda: nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True), (7, 16)),
+    "convolutions": (
+        lambda: nn.Sequential(
+            *(nn.Conv2d(3, 12, 3), nn.BatchNorm2d(12), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(12, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.AdaptiveAvgPool2d(1)),
+            *(nn.Flatten(), nn.Linear(16, 16)),
+        ),
+        (3, 12, 12),
+    ),
+    "lstm": (lambda: nn.LSTM(16, 16, 2, dropout=0.3, batch_first=True), (7, 16)),
+    "lstm without dropout": (lambda: nn.LSTM(16, 16, 2, batch_first=True), (7, 16)),
+}
+
+
+def _stock(name):
+    """A stock module, three regressions on its output, and an input."""
+    torch.manual_seed(0)
+    build, shape = STOCK[name]
+    model, targets = build().cuda(), torch.randn(3, 16, device="cuda").unbind()
+
+    def losses(x):
+        answer = model(x)
+        output = (answer[0] if isinstance(answer, tuple) else answer).float()
+        return torch.stack([(output - target).square().mean() for target in targets])
+
+    return model, losses, torch.randn(32, *shape, device="cuda")
+
+
+def _deltas(name, delta, autocast=False):
+    """Of one step; the reference takes the kernels that the others take, whose dropout draws other random numbers."""
+    model, losses, x = _stock(name)
+    optimizer = MOON(model, tasks=3, delta=delta, beta=0.1)
+    torch.manual_seed(1)
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):
+        if delta == "per_task":
+            with plain_kernels(model):
+                loss = optimizer.combine(losses, x)
+        else:
+            loss = optimizer.combine(losses, x)
+    loss.backward()
+    optimizer.step()
+    diagnostics = optimizer.diagnostics()
+    return torch.tensor([diagnostics[f"delta/{i}"] for i in range(3)])
+
+
+@pytest.fixture
+def all_digits():
+    """Products of float32 are not rounded to TF32."""
+    backends = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = False
+    yield
+    for backend, allowed in zip(backends, before, strict=True):
+        backend.allow_tf32 = allowed
+
+
+@pytest.mark.parametrize("delta", ["forward_mode", "double_backward", "auto"])
+@pytest.mark.parametrize("name", STOCK)
+def test_exact_deltas_agree_with_per_task(all_digits, name, delta):
+    expected = _deltas(name, "per_task")
+    torch.testing.assert_close(_deltas(name, delta), expected, rtol=0, atol=1e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("delta", ["forward_mode", "double_backward", "auto"])
+@pytest.mark.parametrize("name", STOCK)
+def test_exact_deltas_agree_with_per_task_under_autocast(name, delta):
+    expected = _deltas(name, "per_task", autocast=True)
+    found = _deltas(name, delta, autocast=True)
+    torch.testing.assert_close(found, expected, rtol=0, atol=5e-2 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("delta", ["forward_mode", "double_backward"])
+@pytest.mark.parametrize("name", STOCK)
+def test_exact_deltas_never_wait(no_waiting, name, delta):
+    torch.cuda.set_sync_debug_mode("default")
+    model, losses, x = _stock(name)
+    optimizer = MOON(model, tasks=3, delta=delta, beta=0.1)
+    optimizer.minimize(losses, x)
+    torch.cuda.set_sync_debug_mode("error")
+    for _ in range(5):
+        optimizer.minimize(losses, x)
+    torch.cuda.set_sync_debug_mode("default")
+    assert math.isfinite(optimizer.diagnostics()["delta/0"])
+    assert optimizer.logits.abs().max() > 0
+
+
+@pytest.mark.parametrize("delta", ["forward_mode", "double_backward", "auto"])
+def test_exact_deltas_repeat_the_dropout_of_the_first_evaluation_and_leave_no_trace(delta):
+    """At any rate: the exact modes evaluate where the matrices were."""
+    model, losses, x = _stock("transformer")
+    optimizer, seen = MOON(model, tasks=3, delta=delta), []
+
+    def closure(x):
+        answer = losses(x)
+        seen.append(answer.detach().clone())
+        return answer
+
+    optimizer.combine(closure, x).backward()
+    generators = torch.get_rng_state(), torch.cuda.get_rng_state()
+    optimizer.step()
+    assert len(seen) > 1
+    for again in seen[1:]:
+        torch.testing.assert_close(again, seen[0], rtol=1e-5, atol=0)
+    assert torch.equal(torch.get_rng_state(), generators[0])
+    assert torch.equal(torch.cuda.get_rng_state(), generators[1])
+    assert torch.backends.cuda.flash_sdp_enabled()
+    assert torch.backends.cuda.mem_efficient_sdp_enabled()
+
+
+@pytest.mark.parametrize("delta", ["forward_mode", "double_backward", "auto"])
+def test_exact_deltas_with_float16_and_a_scaler(delta):
+    """A step that overflows changes neither parameters nor logits, and later ones train."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 2)).cuda()
+    optimizer = MOON(model, tasks=2, beta=0.1, delta=delta, lr=0.05)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**24)  # overflows at first
+    x, y = _data()
+    first = _losses(model)(x, y).sum().item()
+    for step in range(60):
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = optimizer.combine(_losses(model), x, y)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        if step == 0:
+            assert optimizer.logits.tolist() == [0, 0]
+    diagnostics = optimizer.diagnostics()
+    assert diagnostics["skipped_steps"] > 0
+    assert math.isfinite(diagnostics["delta/0"])
+    assert _losses(model)(x, y).sum().item() < 0.9 * first

@@ -136,7 +136,7 @@ def _polar_stack(stack: Tensor, schedule: str, steps: int, dtype: torch.dtype | 
     check_schedule(schedule, steps)
     if stack.numel() == 0:
         return torch.zeros_like(stack)
-    with _without_autocast(stack.device.type):
+    with without_autocast(stack.device.type):
         x = _without_scale(stack).to(polar_dtype(stack, dtype, schedule))
         if schedule in EXACT:
             resolution = max(torch.finfo(each).eps for each in (x.dtype, torch.promote_types(stack.dtype, torch.float32)))
@@ -144,7 +144,7 @@ def _polar_stack(stack: Tensor, schedule: str, steps: int, dtype: torch.dtype | 
         return _by_newton_schulz(x, named_schedule(schedule, steps))
 
 
-def _without_autocast(device: str) -> contextlib.AbstractContextManager[object]:
+def without_autocast(device: str) -> contextlib.AbstractContextManager[object]:
     """Autocast would compute products in its own dtype, whatever was asked for."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
 

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from moonopt.errors import unknown_name
 from moonopt.optim.exact import MinimaxStep, ObservedTasks, joint_step, minimax_step, observe_tasks
 from moonopt.optim.groups import Params, check_number, rate_of, state_dtype
-from moonopt.optim.logits import auto_rate, mean_by_task, next_logits, pick
+from moonopt.optim.logits import auto_rate, next_logits
 from moonopt.optim.masking import Finite
 from moonopt.optim.muon import Active, Muon
 from moonopt.optim.parameters import Placing
 from moonopt.tasks.directional import MODES, Deltas, Move, Rate
 from moonopt.tasks.losses import Losses, TaskLosses, in_half_precision, read_losses, task_names
 from moonopt.tasks.pending import MicroBatch
+from moonopt.tasks.presence import mean_by_task, pick
 from moonopt.tasks.replay import Replay
 from moonopt.tasks.verbs import Closure
 

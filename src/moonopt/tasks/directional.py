@@ -11,11 +11,12 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from moonopt.linalg.polar import without_autocast
 from moonopt.tasks.gradients import graph_features, task_gradients
 from moonopt.tasks.losses import TaskLosses
 from moonopt.tasks.pending import MicroBatch
+from moonopt.tasks.tangents import GraphNeededError, carried, tangent_of
 
 Rate = float | Tensor
 Evaluate = Callable[[MicroBatch], contextlib.AbstractContextManager[Tensor]]
@@ -91,12 +92,15 @@ class ForwardMode:
         refuse_unsupported(self.name, graph_features(losses.values))
 
     def deltas(self, batch: MicroBatch, evaluate: Evaluate, move: Move) -> Deltas:
-        with _names_other_modes(self.name), forward_ad.dual_level():  # which takes every tangent back at its end
-            for p, direction in move.directions.items():
-                p.copy_(forward_ad.make_dual(p.detach(), direction.to(p.dtype)))  # type: ignore[no-untyped-call]
-            with evaluate(batch) as losses:
-                tangents = forward_ad.unpack_dual(losses).tangent  # type: ignore[no-untyped-call]
-        return _exact(torch.zeros_like(batch.before) if tangents is None else tangents)
+        with _names_other_modes(self.name):
+            try:
+                return self._tangents(batch, evaluate, move, keep_graph=False)
+            except GraphNeededError:
+                return self._tangents(batch, evaluate, move, keep_graph=True)
+
+    def _tangents(self, batch: MicroBatch, evaluate: Evaluate, move: Move, keep_graph: bool) -> Deltas:
+        with carried(move.directions, keep_graph), evaluate(batch) as losses:
+            return _exact(tangent_of(losses).detach())
 
 
 class DoubleBackward:
@@ -112,9 +116,11 @@ class DoubleBackward:
     @torch.enable_grad()
     def deltas(self, batch: MicroBatch, evaluate: Evaluate, move: Move) -> Deltas:
         parameters = list(move.directions)
-        with _names_other_modes(self.name), evaluate(batch) as losses:
+        with _names_other_modes(self.name), evaluate(batch) as losses, without_autocast(losses.device.type):
+            if not parameters or not losses.requires_grad:
+                return _exact(torch.zeros_like(batch.before))
             u = torch.ones_like(losses, requires_grad=True)
-            gradients = torch.autograd.grad(u @ losses, parameters, create_graph=True, allow_unused=True)
+            gradients = torch.autograd.grad((u * losses).sum(), parameters, create_graph=True, allow_unused=True)
             touched = {p: g for p, g in zip(parameters, gradients, strict=True) if g is not None}
             along = _inner(touched, move.directions, losses)
             if not along.requires_grad:  # no loss depends on a matrix
@@ -189,7 +195,7 @@ def _names_other_modes(mode: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        error.add_note(f'delta="{mode}" does not work with {GRADIENT_ONLY}: use {_modes_for(GRADIENT_ONLY)}.')
+        error.add_note(f'If the cause is {GRADIENT_ONLY}, which delta="{mode}" cannot use: {_modes_for(GRADIENT_ONLY)} can.')
         raise
 
 

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from moonopt.linalg.polar import without_autocast
+
 #: Losses are multiplied by this and gradients divided by it again, in float32: what a half-precision backward pass
 #: would flush to zero survives, and as a power of two it changes nothing else. Much larger, it would overflow float16.
 GRADIENT_SCALE = 2.0**8
@@ -15,10 +17,13 @@ def task_gradients(losses: Tensor, parameters: Sequence[Tensor]) -> list[list[Te
 
     The graph must be one that several backward passes can go through: see ``graph_features``.
     """
+    if not parameters:
+        return [[] for _ in losses]
     rows: list[list[Tensor | None]] = []
-    for loss in losses.unbind():
-        row = torch.autograd.grad(loss * GRADIENT_SCALE, parameters, retain_graph=True, allow_unused=True)
-        rows.append([None if each is None else _unscaled(each) for each in row])
+    with without_autocast(losses.device.type):
+        for loss in losses.unbind():
+            row = torch.autograd.grad(loss * GRADIENT_SCALE, parameters, retain_graph=True, allow_unused=True)
+            rows.append([None if each is None else _unscaled(each) for each in row])
     return rows
 
 

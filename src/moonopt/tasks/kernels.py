@@ -5,27 +5,31 @@ numbers than the plain kernels do, so that a model with dropout must take the pl
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
+from torch.nn.modules import rnn
 
 State = tuple[Tensor, ...]  # h, and c for an LSTM
 Cell = Callable[[Tensor, State, "_Weights"], State]  # of the input's part of the gates
 
 
 @contextlib.contextmanager
-def plain_kernels(module: nn.Module | None) -> Iterator[None]:
-    """Math attention, and recurrent layers out of elementary operations, for a module or any closure."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        if module is None or any(isinstance(each, nn.RNNBase | nn.RNNCellBase) for each in module.modules()):
-            stack.enter_context(_PlainRecurrence())
-        yield
+def plain_kernels() -> Iterator[None]:
+    """Math attention, and torch's recurrent modules out of elementary operations, in all threads."""
+    fused = rnn._VF  # type: ignore[attr-defined]
+    rnn._VF = PLAIN  # type: ignore[attr-defined, assignment]
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        rnn._VF = fused  # type: ignore[attr-defined]
 
 
 def has_dropout(module: nn.Module | None) -> bool:
@@ -38,17 +42,6 @@ def has_dropout(module: nn.Module | None) -> bool:
         if each.training
         for name, value in vars(each).items()
     )
-
-
-class _PlainRecurrence(TorchFunctionMode):
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func in LAYERS:
-            return _layers(LAYERS[func], *_unpacked(*args))
-        if func in STEPS:
-            return _one_step(STEPS[func], *args)
-        return func(*args, **(kwargs or {}))
 
 
 class _Weights:
@@ -93,16 +86,6 @@ def _rnn_relu(gates: Tensor, state: State, weights: _Weights) -> State:
     return ((gates + weights.of_hidden(state[0])).relu(),)
 
 
-#: What stands in for torch's functions, on whole sequences and on one step.
-LAYERS: dict[Any, Cell] = {torch.lstm: _lstm, torch.gru: _gru, torch.rnn_tanh: _rnn_tanh, torch.rnn_relu: _rnn_relu}
-STEPS: dict[Any, Cell] = {
-    torch.lstm_cell: _lstm,
-    torch.gru_cell: _gru,
-    torch.rnn_tanh_cell: _rnn_tanh,
-    torch.rnn_relu_cell: _rnn_relu,
-}
-
-
 class _Sequences:
     """Sequences one below the other: at time t the first ``sizes[t]`` of them go on."""
 
@@ -118,7 +101,7 @@ class _Sequences:
         return by_time.transpose(0, 1) if self._batch_first else by_time
 
 
-def _unpacked(*args: Any) -> tuple[Any, ...]:
+def _unpacked(*args: Any) -> tuple[_Sequences, State, list[_Weights], int, float]:
     """Torch's arguments for packed and for ordinary sequences, in one form."""
     if isinstance(args[3], list | tuple):  # packed: data, batch sizes, hx, weights, ...
         data, sizes, hx, weights, has_biases, layers, dropout, training, bidirectional = args
@@ -135,10 +118,9 @@ def _unpacked(*args: Any) -> tuple[Any, ...]:
     return sequences, state, grouped, directions, dropout if training else 0.0
 
 
-def _layers(
-    cell: Cell, sequences: _Sequences, initial: State, weights: list[_Weights], directions: int, dropout: float
-) -> tuple[Tensor, ...]:
+def _layers(cell: Cell, *args: Any) -> tuple[Tensor, ...]:
     """torch.lstm and the like: the outputs of the last layer, and the last states of all layers and directions."""
+    sequences, initial, weights, directions, dropout = _unpacked(*args)
     flat, last = sequences.flat, []
     for start in range(0, len(weights), directions):
         if start and dropout:
@@ -172,3 +154,12 @@ def _one_step(cell: Cell, inputs: Tensor, hx: Tensor | Sequence[Tensor], *weight
     own = _Weights(given, has_biases=len(given) > 2)
     state = cell(own.of_input(inputs), (hx,) if isinstance(hx, Tensor) else tuple(hx), own)
     return state[0] if isinstance(hx, Tensor) else state
+
+
+CELLS: dict[str, Cell] = {"lstm": _lstm, "gru": _gru, "rnn_tanh": _rnn_tanh, "rnn_relu": _rnn_relu}
+
+#: What stands in for the functions that torch's recurrent modules call, on whole sequences and on one step.
+PLAIN = SimpleNamespace(
+    **{name: functools.partial(_layers, cell) for name, cell in CELLS.items()},
+    **{f"{name}_cell": functools.partial(_one_step, cell) for name, cell in CELLS.items()},
+)

@@ -27,6 +27,8 @@ class MicroBatch:
     def notice_backward(self, gradient: Tensor) -> None:
         """A hook for the combined loss: a backward pass reaches it, by whatever name and scale it is called."""
         self.backward_has_run = True
+        if self.replay is not None:
+            self.replay.notice_backward()
 
 
 class Pending:

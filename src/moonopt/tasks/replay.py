@@ -33,6 +33,7 @@ class Replay:
         plain: bool = False,
     ) -> None:
         self._closure, self._args, self._module, self._plain = closure, args, module, plain
+        self._plain_at_first = False
         self._generators = _Generators(devices)
         self._autocast = _Autocast(devices)
         self._buffers = _Buffers(module)
@@ -40,8 +41,16 @@ class Replay:
 
     def first(self) -> Answer:
         """The first evaluation, in the circumstances that are."""
-        with self._kernels(self._plain and has_dropout(self._module)):
+        self._plain_at_first = self._plain and has_dropout(self._module)
+        with plain_kernels() if self._plain_at_first else contextlib.nullcontext():
             return self._closure(*self._args)
+
+    def notice_backward(self) -> None:
+        """In a backward pass through the first evaluation: what checkpointing computes again, it computes likewise."""
+        if self._plain_at_first:
+            stack = contextlib.ExitStack()
+            stack.enter_context(plain_kernels())
+            torch.autograd.Variable._execution_engine.queue_callback(stack.close)  # at the end of the pass
 
     @contextlib.contextmanager
     def again(self) -> Iterator[Answer]:
@@ -54,7 +63,8 @@ class Replay:
         try:
             for state in (self._buffers, self._flags, self._generators):
                 state.restore()
-            yield self._answer()
+            with plain_kernels() if self._plain else contextlib.nullcontext():
+                yield self._answer()
         finally:
             for state in here:
                 state.restore()
@@ -63,7 +73,7 @@ class Replay:
         fast_attention = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # without a graph it would take over, and round otherwise
         try:
-            with self._autocast.restored(), self._kernels(self._plain):
+            with self._autocast.restored():
                 return self._closure(*self._args)
         finally:
             torch.backends.mha.set_fastpath_enabled(fast_attention)
@@ -72,9 +82,6 @@ class Replay:
         """The shapes and dtypes of the arguments, and whether the module is training."""
         tensors = [each for each in torch.utils._pytree.tree_leaves(self._args) if isinstance(each, torch.Tensor)]
         return self._flags.training(), *((tuple(each.shape), each.dtype) for each in tensors)
-
-    def _kernels(self, plain: bool) -> contextlib.AbstractContextManager[None]:
-        return plain_kernels(self._module) if plain else contextlib.nullcontext()
 
 
 class _Buffers:
