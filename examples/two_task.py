@@ -115,10 +115,10 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, default=Path("two_task.png"))
     options = parser.parse_args()
 
-    print("The appendix: l = ||Theta||^2 / 2 + <A +- B, Theta>, one step from Theta = 0\n")
-    print(f"{'direction':28}{'falls by':>10}{'after a step of 1':>20}")
+    print("The appendix: l = ||Theta||^2 / 2 + <A +- B, Theta>, A = diag(2, 1), B a quarter turn; one step from Theta = 0\n")
+    print(f"{'direction':28}{'slope':>10}{'loss after a step of 1':>24}")
     for name, direction in {"MGDA, spectral norm 1": mgda_direction(APPENDIX), "MOON": moon_direction()}.items():
-        print(f"{name:28}{guarantee(APPENDIX, direction):10.4f}{float(loss(-direction)[0]):20.4f}")
+        print(f"{name:28}{-guarantee(APPENDIX, direction):10.4f}{float(loss(-direction)[0]):24.4f}")
     print(f"Both bring the loss equally low at a step of {crossing(mgda_direction(APPENDIX), moon_direction()):.4f}.\n")
 
     dual = solve_dual(DEFICIENT)

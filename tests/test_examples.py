@@ -50,7 +50,7 @@ def test_two_task_example(example, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(sys, "argv", ["two_task.py", "--plot", str(tmp_path / "two_task.png")])
     two_task.main()
     printed = capsys.readouterr().out
-    assert all(number in printed for number in ("2.5000", "3.0000", "1.3333", "Certificate gap 0.3333", "(1.0000, 0.3333)"))
+    assert all(number in printed for number in ("-2.5000", "-3.0000", "1.3333", "Certificate gap 0.3333", "(1.0000, 0.3333)"))
     assert (tmp_path / "two_task.png").stat().st_size > 10_000
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
 
-from moonopt import solve_dual
+from moonopt import polar, solve_dual
 from moonopt.linalg.dual import Dual
 
 MOST_STEPS = 120
@@ -201,6 +201,26 @@ def test_zero_gradient_is_stationary(tasks: int) -> None:
     assert all((w == 0).all() for w in dual.direction)
 
 
+def test_one_task_has_its_compact_polar_factor() -> None:
+    """Nothing in the null space, and nothing in a block without gradient."""
+    gradients = [random(1, 4, 2) @ random(1, 2, 6, seed=1), torch.zeros(1, 3, 3)]
+    dual = solve_dual(gradients)
+    assert certified_gap(gradients, dual) <= 1e-12
+    assert torch.allclose(dual.direction[0], polar(gradients[0][0], "svd"), atol=1e-12)
+    assert (dual.direction[1] == 0).all()
+
+
+@pytest.mark.parametrize("distance", [1e-5, 1e-6])
+def test_almost_collinear_gradients_converge(distance: float) -> None:
+    """Where z is rounded, W is off by that over mu, and has to be refined."""
+    found = []
+    for seed in range(20):
+        factors = random(10, 1, 1, seed=seed)
+        dual = solve_dual(factors * random(1, 8, 8, seed=seed + 50) + distance * random(10, 8, 8, seed=seed + 99))
+        found.append(dual.converged)
+    assert sum(found) >= 16
+
+
 def test_nothing_but_zeros() -> None:
     dual = solve_dual(torch.zeros(3, 4, 5))
     assert dual.stationary
@@ -278,13 +298,19 @@ def test_gradients_that_require_grad() -> None:
 @pytest.mark.parametrize(
     ("gradients", "scale", "text"),
     [
-        (torch.ones(3, 4), None, r"Block 0 of the gradients must be a tensor \(tasks, rows, columns\), found shape \(3, 4\)"),
+        (
+            torch.ones(3, 4),
+            None,
+            r"Block 0 of the gradients must be a tensor \(tasks, rows, columns\), found torch.float32 of shape \(3, 4\)",
+        ),
         ([], None, "found none"),
         ([torch.ones(2, 3, 3), [1]], None, "Block 1 .* found a list"),
         ([torch.ones(2, 3, 3), torch.ones(3, 3, 3)], None, "block 1 has 3, block 0 has 2"),
         (torch.tensor([[[1.0]], [[float("nan")]]]), None, "gradient of task 1 in block 0 has a NaN or infinite entry"),
         (torch.ones(2, 3, 3), [1.0, 2.0], "one number per block: found 2 for 1 blocks"),
         (torch.ones(2, 3, 3), [-1.0], "not negative"),
+        (torch.ones(2, 3, 3, dtype=torch.complex64), None, "found torch.complex64"),
+        (torch.full((2, 3, 3), 1e300, dtype=torch.float64), [1e10], "too large for float64"),
     ],
 )
 def test_bad_input(gradients: object, scale: list[float] | None, text: str) -> None:

@@ -138,14 +138,59 @@ def test_micro_batches_move_the_matrices_like_one_batch(two_heads, batch):
         assert torch.allclose(p, q, atol=1e-6)
 
 
-def test_an_omitted_task_has_no_weight_and_no_say():
+def test_an_omitted_task_has_no_say_and_keeps_its_weight():
     targets = _targets()
     theta = nn.Parameter(torch.zeros(4, 6, dtype=torch.float64))
     optimizer = _on(theta, tasks=["a", "b", "c"])
     optimizer.minimize(lambda: {name: (theta - targets[i]).square().sum() / 2 for i, name in ((0, "a"), (2, "c"))})
     dual = solve_dual(-targets[[0, 2]])
     assert torch.allclose(theta.detach(), -0.01 * dual.direction[0])
-    assert optimizer.task_weights.tolist() == pytest.approx([float(dual.weights[0]), 0, float(dual.weights[1])], abs=1e-12)
+    first, third = (2 / 3 * dual.weights).tolist()
+    assert optimizer.task_weights.tolist() == pytest.approx([first, 1 / 3, third], abs=1e-12)
+
+
+def test_one_task_per_micro_batch_trains_every_head(two_heads, batch):
+    x, y = batch()
+    model = two_heads()
+    optimizer = MOON(model, tasks=["a", "b"], dual="exact")
+    before = [head.weight.detach().clone() for head in model.heads]
+    for _ in range(5):
+        optimizer.zero_grad()
+        for index, name in enumerate("ab"):
+            optimizer.combine(lambda n=name, i=index: {n: model.losses(x, y)[i]}).backward()
+        optimizer.step()
+    moved = [float((head.weight - start).abs().max()) for head, start in zip(model.heads, before, strict=True)]
+    assert min(moved) > 0.5 * max(moved) > 0
+
+
+def test_one_task_alone_moves_along_its_compact_polar_factor():
+    """And a matrix that it does not touch, or touches with a zero gradient, stays."""
+    theta, idle = (nn.Parameter(torch.zeros(3, 3, dtype=torch.float64)) for _ in range(2))
+    optimizer = MOON([{"params": [theta, idle], "kind": "matrix"}], tasks=2, lr=0.1, dual="exact")
+    optimizer.minimize(lambda: {"0": theta[0, 0] + 0 * idle.sum()})
+    expected = torch.zeros(3, 3, dtype=torch.float64)
+    expected[0, 0] = -0.1
+    assert torch.allclose(theta.detach(), expected, atol=1e-15)
+    assert (idle == 0).all()
+
+
+def test_a_task_that_touches_no_matrix_has_no_say():
+    targets = _targets(2)
+    theta = nn.Parameter(torch.zeros(4, 6, dtype=torch.float64))
+    free = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    groups = [{"params": [theta], "kind": "matrix"}, {"params": [free], "kind": "vector"}]
+    optimizer = MOON(groups, tasks=["a", "b", "free"], lr=0.01, dual="exact")
+    fits = (theta - targets).square().sum((1, 2)) / 2
+    optimizer.minimize(lambda: {"a": fits[0], "b": fits[1], "free": free.square().sum()})
+    assert torch.allclose(theta.detach(), -0.01 * solve_dual(-targets).direction[0])
+    assert (free < 1).all()
+
+
+def test_a_zero_gradient_is_named():
+    theta = nn.Parameter(torch.zeros(4, 6, dtype=torch.float64))
+    optimizer = _on(theta, tasks=["moves", "idle"])
+    with pytest.warns(UserWarning, match="No direction helps all tasks: the gradient of idle is zero in every matrix"):
+        optimizer.minimize(lambda: [(theta - 1).square().sum(), theta.square().sum()])
 
 
 def test_log_losses_make_scales_irrelevant():

@@ -583,7 +583,7 @@ def measured(monkeypatch):
 def test_auto_measures_once_for_every_shape(measured):
     model = _built("layers")
     optimizer = _moon(model, "auto")
-    for size, expected in ((6, 1), (6, 1), (4, 2), (6, 2), (4, 2)):
+    for size, expected in ((6, 1), (5, 1), (16, 2), (6, 2), (17, 2)):
         optimizer.minimize(model, model.data(size))
         assert len(measured) == expected
     model.eval()
@@ -680,9 +680,9 @@ def test_auto_takes_the_one_that_works(function, works, fails):
     model = _through(function)
     with pytest.raises(RuntimeError) as error:
         _moon(model, fails).minimize(model, model.data())
-    assert error.value.__notes__ == [
-        f'If the cause is {GRADIENT_ONLY}, which delta="{fails}" cannot use: delta="loss_difference" or delta="per_task" can.'
-    ]
+    (note,) = error.value.__notes__
+    assert note.startswith(f'If the cause is {GRADIENT_ONLY}, which delta="{fails}" cannot use')
+    assert 'delta="loss_difference" or delta="per_task" can' in note
 
 
 def test_auto_takes_what_works_with_spectral_norm():
@@ -815,7 +815,8 @@ def test_a_mode_refuses_the_rest_and_names_the_modes_that_work(compiled_anew, de
     if feature == "donated buffers" and "compiled models" not in SUPPORT[delta]:
         feature = "compiled models"
     for mode in MODES:
-        assert (f'delta="{mode}"' in text) == (feature in SUPPORT[mode] or mode == delta)
+        named = feature in SUPPORT[mode] or mode == delta or (mode == "auto" and feature == GRADIENT_ONLY)
+        assert (f'delta="{mode}"' in text) == named
     if feature != GRADIENT_ONLY:  # which is found out when it is too late
         assert text.startswith(f'delta="{delta}" does not work with {feature}: use delta="loss_difference"')
         assert optimizer.param_groups[0]["step"] == 0
@@ -849,7 +850,7 @@ def test_an_operation_that_forward_mode_does_not_know_is_told_with_the_modes_tha
         _moon(model, "forward_mode").minimize(losses, model.data())
     (note,) = error.value.__notes__
     assert note.startswith(f'If the cause is {GRADIENT_ONLY}, which delta="forward_mode" cannot use')
-    assert note.endswith('delta="loss_difference" or delta="per_task" can.')
+    assert 'delta="loss_difference" or delta="per_task" can' in note
     for delta in ("loss_difference", "per_task"):
         optimizer = _moon(model, delta)
         optimizer.minimize(losses, model.data())

@@ -8,6 +8,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
+from moonopt import MOON
 from moonopt.tasks.kernels import has_dropout, plain_kernels
 
 LENGTHS = [4, 6, 3, 6, 1]  # not sorted
@@ -240,3 +241,19 @@ def test_dropout_in_one_part_that_trains_is_enough():
     assert not has_dropout(model)
     model[1][1].train()
     assert has_dropout(model)
+
+
+def _kernels():
+    return torch.nn.modules.rnn._VF, torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled()
+
+
+def test_two_combined_losses_in_one_backward_pass_leave_the_kernels_as_they_were():
+    """Whoever wants plain kernels may come and go in any order."""
+    before = _kernels()
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    optimizer = MOON(model, tasks=2, delta="forward_mode")
+    x = torch.randn(3, 4, 8)
+    losses = lambda: model(x).square().mean((0, 1))[:2]  # noqa: E731
+    ((optimizer.combine(losses) + optimizer.combine(losses)) / 2).backward()
+    optimizer.step()
+    assert _kernels() == before

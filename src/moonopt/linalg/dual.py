@@ -31,7 +31,7 @@ Gradients = Tensor | Sequence[Tensor]
 Scale = float | Sequence[float] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dual:
     """The answer of ``solve_dual``; everything in float64.
 
@@ -86,7 +86,10 @@ def solve_dual(gradients: Gradients, scale: Scale = None, tol: float = 1e-6) -> 
     wide = [s * (block.mT if block.shape[1] > block.shape[2] else block) for block, s in zip(blocks, scales, strict=True)]
     norms = nuclear_norms(wide)
     unit = float(norms.max())
-    bounds = _Bounds([block / unit for block in wide] if unit else wide, norms / unit if unit else norms, tol)
+    if not math.isfinite(unit):
+        raise ValueError("The gradients times their scales are too large for float64.")
+    unit = unit or 1.0
+    bounds = _Bounds([block / unit for block in wide], norms / unit, tol)
     return bounds.answer(blocks, scales, 0 if bounds.settled_at_once() else _follow_the_centre(bounds))
 
 
@@ -96,8 +99,8 @@ def read_blocks(gradients: Gradients, scale: Scale = None) -> tuple[list[Tensor]
     if not given:
         raise ValueError("gradients must be a tensor (tasks, rows, columns) or several of them, found none.")
     for index, block in enumerate(given):
-        if not isinstance(block, Tensor) or block.dim() != 3 or 0 in block.shape:
-            found = f"shape {tuple(block.shape)}" if isinstance(block, Tensor) else f"a {type(block).__name__}"
+        if not isinstance(block, Tensor) or not block.is_floating_point() or block.dim() != 3 or 0 in block.shape:
+            found = f"{block.dtype} of shape {tuple(block.shape)}" if isinstance(block, Tensor) else f"a {type(block).__name__}"
             raise ValueError(f"Block {index} of the gradients must be a tensor (tasks, rows, columns), found {found}.")
         if len(block) != len(given[0]):
             raise ValueError(f"Blocks must have the same tasks: block {index} has {len(block)}, block 0 has {len(given[0])}.")
@@ -140,7 +143,7 @@ class _Bounds:
         elif self.tasks == 1:
             factored = [_Factored(block, self.weights) for block in self.blocks]
             self.propose_weights(self.weights, sum(each.nuclear_norm for each in factored))
-            self.propose_direction([each.u @ each.vh for each in factored])
+            self.propose_direction([each.polar_factor() for each in factored])
         return self.value < math.inf
 
     def propose_weights(self, weights: Tensor, value: float) -> None:
@@ -157,8 +160,7 @@ class _Bounds:
 
     @property
     def stationary(self) -> bool:
-        nonzero = self.norms[self.norms > 0]
-        return self.value <= STATIONARY * float(nonzero.min()) if len(nonzero) else True
+        return _is_stationary(self.value, self.norms)
 
     @property
     def converged(self) -> bool:
@@ -168,12 +170,12 @@ class _Bounds:
 
     def answer(self, blocks: Sequence[Tensor], scales: Sequence[float], steps: int) -> Dual:
         """The bounds of the problem as it was given, computed from the weights and the direction alone."""
+        scaled = [s * block for s, block in zip(scales, blocks, strict=True)]
+        value = sum(float(torch.linalg.svdvals(torch.tensordot(self.weights, block, 1)).sum()) for block in scaled)
         kept = 0.0 if self.stationary else 1.0
         direction = [
             kept * (w.mT if w.shape != block.shape[1:] else w) for w, block in zip(self.direction, blocks, strict=True)
         ]
-        scaled = [s * block for s, block in zip(scales, blocks, strict=True)]
-        value = sum(float(torch.linalg.svdvals(torch.tensordot(self.weights, block, 1)).sum()) for block in scaled)
         lower = float(inner_products(scaled, direction).min())
         gap = max(value - lower, 0.0)
         return Dual(
@@ -187,6 +189,11 @@ class _Bounds:
             direction=tuple(direction),
             scale=tuple(scales),
         )
+
+
+def _is_stationary(value: float, norms: Tensor) -> bool:
+    nonzero = norms[norms > 0]
+    return value <= STATIONARY * float(nonzero.min()) if len(nonzero) else True
 
 
 def inner_products(blocks: Sequence[Tensor], direction: Sequence[Tensor]) -> Tensor:
@@ -260,6 +267,12 @@ class _Factored:
         self.u, self.s, self.vh = torch.linalg.svd(torch.tensordot(weights, block, 1), full_matrices=False)
         self.nuclear_norm = float(self.s.sum())
 
+    def polar_factor(self) -> Tensor:
+        """The compact one: singular values within rounding of zero count as zero."""
+        cutoff = max(self.block.shape[1:]) * torch.finfo(self.s.dtype).eps * self.s[0]
+        factor: Tensor = (self.u * (self.s > cutoff)) @ self.vh
+        return factor
+
     def smoothed_norm(self, mu: float) -> float:
         w, c = self._slopes(mu)
         return float((w * self.s + mu * c.log()).sum())
@@ -294,12 +307,17 @@ class _Factored:
 
     def direction(self, change: Tensor) -> Tensor:
         """W to first order where the weights have changed."""
+        direction: Tensor = (self.u * self.w) @ self.vh + self.turned(change)
+        return direction
+
+    def turned(self, change: Tensor) -> Tensor:
+        """By how much W changes then."""
         inner, left = torch.tensordot(change, self.inner, 1), torch.tensordot(change, self.left, 1)
-        turned = (torch.diag(self.w) + self.along * _symmetric(inner) + self.across * _skew(inner)) @ self.vh
+        turned = (self.along * _symmetric(inner) + self.across * _skew(inner)) @ self.vh
         if not self.is_square:
             turned = turned + self.outside * (left - inner @ self.vh)
-        direction: Tensor = self.u @ turned
-        return direction
+        change_of_direction: Tensor = self.u @ turned
+        return change_of_direction
 
 
 class _Newton:
@@ -310,23 +328,32 @@ class _Newton:
     """
 
     def __init__(self, point: _Point, mu: float) -> None:
-        self._point = point
+        self._point, self._mu = point, mu
         for each in point.factored:
             each.smooth(mu)
         z = point.weights
         slopes = torch.stack([each.slopes_by_task() for each in point.factored]).sum(0)
-        gradient = z * slopes / mu - 1
-        rows = torch.cat([each.curvature() for each in point.factored], 1).mT * (z / math.sqrt(mu))
-        free = _complement(z)
-        triangle = torch.linalg.qr(torch.cat([free, rows @ free]), mode="r").R
-        half = torch.linalg.solve_triangular(triangle.mT, (free.mT @ gradient)[:, None], upper=False)
+        self._free = _complement(z)
+        parts = [each.curvature().mT * (z / math.sqrt(mu)) @ self._free for each in point.factored]
+        triangles = [torch.linalg.qr(part, mode="r").R for part in parts]
+        self._triangle = torch.linalg.qr(torch.cat([self._free, *triangles]), mode="r").R
+        gradient = self._free.mT @ (z * slopes / mu - 1)
+        half = torch.linalg.solve_triangular(self._triangle.mT, gradient[:, None], upper=False)
         self.decrement = float(half.norm())
-        self.change = -(free @ torch.linalg.solve_triangular(triangle, half, upper=True))[:, 0]
+        self.change = -(self._free @ torch.linalg.solve_triangular(self._triangle, half, upper=True))[:, 0]
 
     def direction(self) -> list[Tensor]:
-        """W to first order at the end of the step: its products with the tasks are balanced up to mu / z, as at the centre."""
-        change = self._point.weights * self.change
-        return [each.direction(change) for each in self._point.factored]
+        """W to first order at the end of the step: its products with the tasks are balanced up to mu / z, as at the centre.
+
+        z is rounded, and W follows it at a rate of 1 / mu: what that has put off balance is corrected once.
+        """
+        z, factored = self._point.weights, self._point.factored
+        direction = [each.direction(z * self.change) for each in factored]
+        products = inner_products(self._point.blocks, direction)
+        rest = self._free.mT @ (z * products / self._mu - 1 + self.change)
+        half = torch.linalg.solve_triangular(self._triangle.mT, rest[:, None], upper=False)
+        change = -z * (self._free @ torch.linalg.solve_triangular(self._triangle, half, upper=True))[:, 0]
+        return [w + each.turned(change) for w, each in zip(direction, factored, strict=True)]
 
 
 def _complement(vector: Tensor) -> Tensor:

@@ -38,11 +38,11 @@ def min_norm_weights(gram: Tensor) -> Tensor:
     tensor([0.7500, 0.2500], dtype=torch.float64)
 
     """
-    weights = _min_norm(_normalised(_checked(gram)))
+    weights = _min_norm(normalised(checked(gram)))
     return (weights / weights.sum()).to(gram.device)
 
 
-def _checked(gram: Tensor) -> Tensor:
+def checked(gram: Tensor) -> Tensor:
     """G on the CPU in float64."""
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or gram.shape[0] == 0:
         raise ValueError(f"A Gram matrix has shape (m, m) with m >= 1, found shape {tuple(gram.shape)}.")
@@ -56,7 +56,7 @@ def _checked(gram: Tensor) -> Tensor:
     return gram
 
 
-def _normalised(gram: Tensor) -> Tensor:
+def normalised(gram: Tensor) -> Tensor:
     """G made symmetric, with trace 1 unless it is zero."""
     largest = gram.abs().max()
     if largest == 0:
@@ -66,6 +66,14 @@ def _normalised(gram: Tensor) -> Tensor:
     if trace <= 0:
         raise ValueError(f"A Gram matrix that is not zero has a positive trace, found {trace * largest.item():.3g}.")
     return (gram + gram.mT) / (2 * trace)
+
+
+def check_eigenvalues(gram: Tensor) -> None:
+    """Raise where the lowest of a G with trace 1 is too negative."""
+    shifted = gram.clone()
+    shifted.diagonal().add_(MOST_NEGATIVE)
+    if torch.linalg.cholesky_ex(shifted).info > 0:
+        _check_lowest_eigenvalue(torch.linalg.eigvalsh(gram)[0].item())
 
 
 def _check_lowest_eigenvalue(lowest: float) -> None:

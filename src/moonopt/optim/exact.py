@@ -38,7 +38,7 @@ def observe_tasks(losses: TaskLosses, matrices: Sequence[Tensor]) -> Gradients:
     for feature, remedy in graph_features(losses.values).items():
         if feature not in SUPPORT["per_task"]:
             raise RuntimeError(f'dual="exact" does not work with {feature}: use dual="online", or {remedy}.')
-    rows = task_gradients(losses.values, matrices)
+    rows = task_gradients(losses.separate, matrices)
     return {
         name: {p: g for p, g in zip(matrices, row, strict=True) if g is not None}
         for name, row in zip(losses.names, rows, strict=True)
@@ -65,8 +65,10 @@ def _mean_gradients(observed: Sequence[Gradients]) -> Gradients:
 def minimax_step(groups: Sequence[Group], gradients: Gradients) -> MinimaxStep | None:
     """Solve the dual over the matrices that a task touches; None where there is none, or a gradient is not finite.
 
-    A block counts with its scale times its rate relative to the largest, as it does in the deltas.
+    A block counts with its scale times its rate relative to the largest, as it does in the deltas. A task that touches no
+    matrix has no say.
     """
+    gradients = {name: row for name, row in gradients.items() if row}
     touched = {p for row in gradients.values() for p in row}
     largest = max(float(rate_of(group)) for group in groups)
     parameters: list[Tensor] = []

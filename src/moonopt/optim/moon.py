@@ -20,6 +20,7 @@ from moonopt.tasks.directional import MODES, Deltas, Move, Rate
 from moonopt.tasks.losses import Losses, TaskLosses, in_half_precision, read_losses, task_names
 from moonopt.tasks.pending import MicroBatch
 from moonopt.tasks.presence import mean_by_task, pick
+from moonopt.tasks.reduce import refuse_several_ranks
 from moonopt.tasks.replay import Replay
 from moonopt.tasks.verbs import Closure
 
@@ -147,6 +148,8 @@ class MOON(Muon):
         What a task that was not there would have had is NaN.
         """
         numbers = super().diagnostics()
+        if self._dual == "exact":
+            del numbers["nuclear_norm"]  # of the momentum, which it has none of
         by_task = {"weight": self.task_weights, "logit": self.logits, **self._pending.by_task}
         for what, values in by_task.items():
             numbers |= {f"{what}/{name}": value for name, value in zip(self.tasks, values.tolist(), strict=True)}
@@ -188,7 +191,9 @@ class MOON(Muon):
         return weights if all(losses.present) else weights * pick(self.task_weights, losses.present).sum()
 
     def _micro_batch(self, losses: TaskLosses, replay: Replay | None) -> MicroBatch:
-        _refuse_several_processes()
+        refuse_several_ranks(
+            "MOON does not reduce its deltas over processes yet, so that the weights of its ranks would drift apart"
+        )
         compared = self._compared(losses)
         trained = [p for p in self._matrices() if p.requires_grad]
         if self._dual == "online":
@@ -211,6 +216,9 @@ class MOON(Muon):
         if step is None:
             return {}
         self._take_weights(step)
+        if step.dual.value == 0:
+            idle = [name for name, weight in step.weights.items() if weight > 0]
+            self._warn_once(f"No direction helps all tasks: the gradient of {', '.join(idle)} is zero in every matrix.")
         self._pending.by_task |= {"delta": self._by_task(step.deltas, math.nan)}
         self._pending.latest |= {
             "dual/value": step.dual.value,
@@ -235,7 +243,8 @@ class MOON(Muon):
         if not batches or at_rest or self._dual == "exact":
             move_matrices()
             return
-        move = Move(rate, self._relative(directions, rate) if self._mode.exact else {})
+        trained = [p for each in self.param_groups for p in each["params"]]
+        move = Move(rate, self._relative(directions, rate) if self._mode.exact else {}, trained)
         if self._mode.exact:
             try:
                 found = [self._mode.deltas(batch, self._evaluate, move) for batch in batches]
@@ -274,9 +283,12 @@ class MOON(Muon):
         group["delta_size"].copy_(torch.where(usable, size, group["delta_size"]))
 
     def _take_weights(self, step: MinimaxStep | None) -> None:
-        """The logits of exact weights; a task that was not there, or that counts for nothing, has next to none."""
+        """The logits of exact weights. A task that was not there keeps its weight, and the others share the rest."""
         if step is not None:
-            self.param_groups[0]["logits"].copy_(self._by_task(step.weights, 0.0).clamp_min(TINY).log())
+            before = self.task_weights
+            absent = torch.tensor([name not in step.weights for name in self.tasks], device=before.device)
+            shares = (1 - before[absent].sum()) * self._by_task(step.weights, 0.0)
+            self.param_groups[0]["logits"].copy_(torch.where(absent, before, shares).clamp_min(TINY).log())
 
     def _by_task(self, numbers: Mapping[str, float], missing: float) -> Tensor:
         logits: Tensor = self.param_groups[0]["logits"]
@@ -331,12 +343,3 @@ def _both(finite: Finite, moving: bool | Tensor) -> Finite:
     if not isinstance(moving, Tensor):
         return finite
     return moving if finite is True else finite & moving.to(finite.device)
-
-
-def _refuse_several_processes() -> None:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise RuntimeError(
-            "MOON does not reduce its deltas over processes yet, so that the weights of its ranks would drift apart: "
-            f"found a world of {distributed.get_world_size()} processes, expected one."
-        )

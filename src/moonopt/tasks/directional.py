@@ -16,7 +16,7 @@ from moonopt.linalg.polar import without_autocast
 from moonopt.tasks.gradients import graph_features, task_gradients
 from moonopt.tasks.losses import TaskLosses
 from moonopt.tasks.pending import MicroBatch
-from moonopt.tasks.tangents import GraphNeededError, carried, tangent_of
+from moonopt.tasks.tangents import carried, tangent_of
 
 Rate = float | Tensor
 Evaluate = Callable[[MicroBatch], contextlib.AbstractContextManager[Tensor]]
@@ -27,6 +27,7 @@ class Move(NamedTuple):
 
     rate: Rate
     directions: dict[Tensor, Tensor]  # by parameter
+    parameters: Sequence[Tensor]  # all that are trained
 
 
 class Deltas(NamedTuple):
@@ -74,7 +75,7 @@ class PerTask:
 
     def observe(self, losses: TaskLosses, matrices: Sequence[Tensor]) -> list[dict[Tensor, Tensor]]:
         refuse_unsupported(self.name, graph_features(losses.values))
-        rows = task_gradients(losses.values, matrices)
+        rows = task_gradients(losses.separate, matrices)
         return [{p: g for p, g in zip(matrices, row, strict=True) if g is not None} for row in rows]
 
     def deltas(self, batch: MicroBatch, evaluate: Evaluate, move: Move) -> Deltas:
@@ -92,14 +93,7 @@ class ForwardMode:
         refuse_unsupported(self.name, graph_features(losses.values))
 
     def deltas(self, batch: MicroBatch, evaluate: Evaluate, move: Move) -> Deltas:
-        with _names_other_modes(self.name):
-            try:
-                return self._tangents(batch, evaluate, move, keep_graph=False)
-            except GraphNeededError:
-                return self._tangents(batch, evaluate, move, keep_graph=True)
-
-    def _tangents(self, batch: MicroBatch, evaluate: Evaluate, move: Move, keep_graph: bool) -> Deltas:
-        with carried(move.directions, keep_graph), evaluate(batch) as losses:
+        with _names_other_modes(self.name), carried(move.directions, move.parameters), evaluate(batch) as losses:
             return _exact(tangent_of(losses).detach())
 
 
@@ -115,7 +109,7 @@ class DoubleBackward:
 
     @torch.enable_grad()
     def deltas(self, batch: MicroBatch, evaluate: Evaluate, move: Move) -> Deltas:
-        parameters = list(move.directions)
+        parameters = [p for p in move.directions if p.requires_grad]
         with _names_other_modes(self.name), evaluate(batch) as losses, without_autocast(losses.device.type):
             if not parameters or not losses.requires_grad:
                 return _exact(torch.zeros_like(batch.before))
@@ -129,7 +123,10 @@ class DoubleBackward:
 
 
 class Auto:
-    """The cheaper of ``forward_mode`` and ``double_backward`` that works, by a short measurement for every new shape."""
+    """The cheaper of ``forward_mode`` and ``double_backward`` that works, by a short measurement for every new shape.
+
+    Sizes count up to the next power of two. Which one it is no checkpoint remembers: they differ by rounding.
+    """
 
     name: ClassVar[str] = "auto"
     evaluates_again: ClassVar[bool] = True
@@ -143,22 +140,28 @@ class Auto:
 
     def deltas(self, batch: MicroBatch, evaluate: Evaluate, move: Move) -> Deltas:
         shape = batch.names, batch.replay.signature() if batch.replay is not None else ()
-        if shape not in self.chosen:
-            self.chosen[shape] = self._measured(batch, evaluate, move)
+        if shape in self.chosen:
+            try:
+                return self.chosen[shape].deltas(batch, evaluate, move)
+            except RuntimeError:  # something has changed that the shape does not tell
+                del self.chosen[shape]
+        self.chosen[shape] = self._measured(batch, evaluate, move)
         return self.chosen[shape].deltas(batch, evaluate, move)
 
     def _measured(self, batch: MicroBatch, evaluate: Evaluate, move: Move) -> DeltaMode:
         seconds: dict[DeltaMode, float] = {}
-        failures = []
+        failures: list[tuple[str, RuntimeError]] = []
         for mode in (ForwardMode(), DoubleBackward()):
             try:
                 mode.deltas(batch, evaluate, move)  # to warm up
-                seconds[mode] = min(_seconds(mode, batch, evaluate, move) for _ in range(3))
+                seconds[mode] = _seconds(mode, batch, evaluate, move)
             except RuntimeError as error:  # NotImplementedError is one
                 failures.append((mode.name, error))
         if not seconds:
             texts = "; ".join(f"{name} fails with {str(error).splitlines()[0]!r}" for name, error in failures)
-            raise RuntimeError(f'delta="auto" found no mode that works: {texts}. Use {_modes_for(GRADIENT_ONLY)}.')
+            raise RuntimeError(
+                f'delta="auto" found no mode that works: {texts}. Use {_modes_for(GRADIENT_ONLY)}.'
+            ) from failures[-1][1]
         return min(seconds, key=lambda mode: seconds[mode])
 
 
@@ -195,7 +198,10 @@ def _names_other_modes(mode: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        error.add_note(f'If the cause is {GRADIENT_ONLY}, which delta="{mode}" cannot use: {_modes_for(GRADIENT_ONLY)} can.')
+        error.add_note(
+            f'If the cause is {GRADIENT_ONLY}, which delta="{mode}" cannot use: {_modes_for(GRADIENT_ONLY)} can, and '
+            'delta="auto" tries forward_mode and double_backward.'
+        )
         raise
 
 

@@ -1,18 +1,24 @@
-"""Task gradients: one backward pass per task over a graph that stays for the backward pass of the combined loss."""
+"""Task gradients: one backward pass per task over a graph that stays for the backward pass of the combined loss.
 
-from collections.abc import Iterator, Sequence
+Their inner products, the Gram matrix, can be had in three ways: with all gradients kept, with a few of them kept and more
+backward passes, or with one kept and a forward-mode pass along each, which gives a column at once.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
 from moonopt.linalg.polar import without_autocast
+from moonopt.tasks.tangents import carried, tangent_of
 
 #: Losses are multiplied by this and gradients divided by it again, in float32: what a half-precision backward pass
 #: would flush to zero survives, and as a power of two it changes nothing else. Much larger, it would overflow float16.
 GRADIENT_SCALE = 2.0**8
 
 
-def task_gradients(losses: Tensor, parameters: Sequence[Tensor]) -> list[list[Tensor | None]]:
+def task_gradients(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[list[Tensor | None]]:
     """For each loss its gradients in the parameters, in float32 or better; None where it does not depend on one.
 
     The graph must be one that several backward passes can go through: see ``graph_features``.
@@ -20,11 +26,68 @@ def task_gradients(losses: Tensor, parameters: Sequence[Tensor]) -> list[list[Te
     if not parameters:
         return [[] for _ in losses]
     rows: list[list[Tensor | None]] = []
-    with without_autocast(losses.device.type):
-        for loss in losses.unbind():
-            row = torch.autograd.grad(loss * GRADIENT_SCALE, parameters, retain_graph=True, allow_unused=True)
+    with torch.enable_grad(), without_autocast(losses[0].device.type):
+        for loss in losses:
+            row: Sequence[Tensor | None] = [None] * len(parameters)
+            if loss.requires_grad:
+                row = torch.autograd.grad(loss * GRADIENT_SCALE, parameters, retain_graph=True, allow_unused=True)
             rows.append([None if each is None else _unscaled(each) for each in row])
     return rows
+
+
+def gram_matrix(rows: Sequence[Sequence[Tensor | None]]) -> Tensor:
+    """The inner products of gradients, accumulated in float64; None counts as zero."""
+    total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for column in zip(*rows, strict=True):
+        here = [index for index, gradient in enumerate(column) if gradient is not None]
+        if here:
+            stack = torch.stack([column[index].flatten() for index in here]).double()
+            products = stack @ stack.mT
+            total = total.to(products.device)
+            at = torch.tensor(here, device=products.device)
+            total[at[:, None], at] += products
+    return total
+
+
+#: Evaluates the losses again, in a context: see ``moonopt.tasks.replay``.
+Evaluate = Callable[[], AbstractContextManager[Tensor]]
+
+
+def gram_by_columns(
+    losses: Sequence[Tensor], parameters: Sequence[Tensor], evaluate: Evaluate, trained: Sequence[Tensor]
+) -> Tensor:
+    """One gradient at a time: the derivatives of all losses along it are its column. ``trained`` are all parameters."""
+    columns = []
+    for loss in losses:
+        (row,) = task_gradients([loss], parameters)
+        directions = {p: g for p, g in zip(parameters, row, strict=True) if g is not None}
+        with carried(directions, trained), evaluate() as again:
+            columns.append(tangent_of(again).detach().double())
+    gram = torch.stack(columns, 1)
+    return (gram + gram.mT) / 2
+
+
+def gram_by_blocks(losses: Sequence[Tensor], parameters: Sequence[Tensor], size: int) -> Tensor:
+    """At most ``size`` gradients at a time, and one more: later ones are computed once for every block before them."""
+    count = len(losses)
+    gram = torch.zeros(count, count, dtype=torch.float64, device=losses[0].device)
+    for start in range(0, count, size):
+        end = min(start + size, count)
+        rows = task_gradients(losses[start:end], parameters)
+        gram[start:end, start:end] = gram_matrix(rows)
+        for later in range(end, count):
+            pairs = gram_matrix([*rows, *task_gradients([losses[later]], parameters)])
+            gram[start:end, later] = gram[later, start:end] = pairs[-1, :-1]
+    return gram
+
+
+def depends_on(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[list[bool]]:
+    """For each loss which parameters its graph reaches."""
+    found = []
+    for loss in losses:
+        reached = {id(node.variable) for node in _graph(loss) if hasattr(node, "variable")}
+        found.append([id(p) in reached for p in parameters])
+    return found
 
 
 def graph_features(losses: Tensor) -> dict[str, str]:

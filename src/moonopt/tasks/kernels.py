@@ -6,6 +6,7 @@ numbers than the plain kernels do, so that a model with dropout must take the pl
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -20,16 +21,40 @@ State = tuple[Tensor, ...]  # h, and c for an LSTM
 Cell = Callable[[Tensor, State, "_Weights"], State]  # of the input's part of the gates
 
 
+class _Kernels:
+    """Which kernels torch takes, in all threads: plain ones while anybody wants them, in whatever order they come and go."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._wanted = 0
+        self._restore = contextlib.ExitStack()
+
+    def want_plain(self) -> None:
+        with self._lock:
+            self._wanted += 1
+            if self._wanted == 1:
+                self._restore.enter_context(sdpa_kernel(SDPBackend.MATH))
+                self._restore.callback(setattr, rnn, "_VF", rnn._VF)  # type: ignore[attr-defined]
+                rnn._VF = PLAIN  # type: ignore[attr-defined, assignment]
+
+    def release(self) -> None:
+        with self._lock:
+            self._wanted -= 1
+            if self._wanted == 0:
+                self._restore.close()
+
+
+KERNELS = _Kernels()
+
+
 @contextlib.contextmanager
 def plain_kernels() -> Iterator[None]:
-    """Math attention, and torch's recurrent modules out of elementary operations, in all threads."""
-    fused = rnn._VF  # type: ignore[attr-defined]
-    rnn._VF = PLAIN  # type: ignore[attr-defined, assignment]
+    """Math attention, and torch's recurrent modules out of elementary operations."""
+    KERNELS.want_plain()
     try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
+        yield
     finally:
-        rnn._VF = fused  # type: ignore[attr-defined]
+        KERNELS.release()
 
 
 def has_dropout(module: nn.Module | None) -> bool:

@@ -21,13 +21,15 @@ class TaskLosses(NamedTuple):
     names: tuple[str, ...]
     present: tuple[bool, ...]  # of all tasks, in their order
     values: Tensor  # one per present task, float32 or better, still in the graph
+    separate: tuple[Tensor, ...]  # the same before they were stacked: a backward pass from one does not visit the others
     rounding: Tensor  # how far rounding alone may have put each value, in the dtype that the closure gave it
 
     def log(self) -> "TaskLosses":
         """The logarithms of the losses. A loss that is not positive becomes NaN or infinite."""
-        values = self.values.log()
+        separate = tuple(each.log() for each in self.separate)
+        values = torch.stack(separate)
         relative = self.rounding / self.values.detach().abs()
-        return self._replace(values=values, rounding=relative * (1 + values.detach().abs()))
+        return self._replace(values=values, separate=separate, rounding=relative * (1 + values.detach().abs()))
 
 
 def task_names(tasks: int | Sequence[str]) -> tuple[str, ...]:
@@ -64,10 +66,11 @@ def read_losses(answer: Losses, tasks: Sequence[str] | None = None) -> TaskLosse
     names = tuple(name for name in tasks if name in by_name)
     losses = [_checked(by_name[name], name) for name in names]
     device = losses[0].device
-    values = torch.stack([loss.to(device, torch.promote_types(loss.dtype, torch.float32)) for loss in losses])
+    separate = tuple(loss.to(device, torch.promote_types(loss.dtype, torch.float32)) for loss in losses)
+    values = torch.stack(separate)
     spacing = max(torch.finfo(loss.dtype).eps for loss in losses)
     present = tuple(name in by_name for name in tasks)
-    return TaskLosses(names, present, values, rounding=spacing * values.detach().abs())
+    return TaskLosses(names, present, values, separate, rounding=spacing * values.detach().abs())
 
 
 def in_half_precision(answer: Losses) -> bool:

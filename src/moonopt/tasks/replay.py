@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from moonopt.tasks.kernels import has_dropout, plain_kernels
+from moonopt.tasks.kernels import KERNELS, has_dropout, plain_kernels
 
 Answer = Any
 
@@ -48,9 +48,8 @@ class Replay:
     def notice_backward(self) -> None:
         """In a backward pass through the first evaluation: what checkpointing computes again, it computes likewise."""
         if self._plain_at_first:
-            stack = contextlib.ExitStack()
-            stack.enter_context(plain_kernels())
-            torch.autograd.Variable._execution_engine.queue_callback(stack.close)  # at the end of the pass
+            KERNELS.want_plain()
+            torch.autograd.Variable._execution_engine.queue_callback(KERNELS.release)  # at the end of the pass
 
     @contextlib.contextmanager
     def again(self) -> Iterator[Answer]:
@@ -79,9 +78,9 @@ class Replay:
             torch.backends.mha.set_fastpath_enabled(fast_attention)
 
     def signature(self) -> tuple[Any, ...]:
-        """The shapes and dtypes of the arguments, and whether the module is training."""
+        """The dtypes and shapes of the arguments, up to the next power of two, and whether the module is training."""
         tensors = [each for each in torch.utils._pytree.tree_leaves(self._args) if isinstance(each, torch.Tensor)]
-        return self._flags.training(), *((tuple(each.shape), each.dtype) for each in tensors)
+        return self._flags.training(), *((each.dtype, *(size.bit_length() for size in each.shape)) for each in tensors)
 
 
 class _Buffers:

@@ -1,12 +1,12 @@
 """Forward-mode differentiation of a closure whose parameters are not its arguments: they carry their tangents in place."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad, graph
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -14,25 +14,27 @@ from torch.overrides import TorchFunctionMode
 NORMS = (functional.batch_norm, functional.layer_norm, functional.group_norm, functional.instance_norm, functional.rms_norm)
 
 
-class GraphNeededError(RuntimeError):
-    """A closure differentiates inside, and the graph for that was not kept."""
-
-
 @contextlib.contextmanager
-def carried(tangents: Mapping[Tensor, Tensor], keep_graph: bool = False) -> Iterator[None]:
+def carried(tangents: Mapping[Tensor, Tensor], parameters: Sequence[Tensor]) -> Iterator[None]:
     """Let parameters carry tangents: what is computed from them meanwhile has its derivative, see ``tangent_of``.
 
-    Values, flags and versions of the parameters stay as they are, so that a graph that waits for its backward is still good.
-    Nothing goes backward through what is computed here, so that nothing is kept for it; but a closure may differentiate inside.
+    Values and versions of the parameters stay as they are, so that a graph that waits for its backward is still good. None of
+    ``parameters`` requires a gradient meanwhile: nothing is kept for a backward pass that nobody makes.
     """
-    forgetting = contextlib.nullcontext() if keep_graph else graph.saved_tensors_hooks(_forget, _forgotten)
-    same_versions = torch.autograd._unsafe_preserve_version_counter(tuple(tangents))  # type: ignore[attr-defined]
-    with forward_ad.dual_level(), same_versions:
+    versions = torch.autograd._unsafe_preserve_version_counter(tuple(tangents))  # type: ignore[attr-defined]
+    trained = [p for p in parameters if p.requires_grad]
+    with forward_ad.dual_level(), versions:
         with torch.no_grad():
             for p, tangent in tangents.items():
                 p.copy_(forward_ad.make_dual(p.detach(), tangent.to(p.dtype)))  # type: ignore[no-untyped-call]
-        with torch.enable_grad(), _like_backward(), forgetting:
-            yield
+        for p in trained:
+            p.requires_grad_(False)
+        try:
+            with torch.enable_grad(), _LikeBackward():
+                yield
+        finally:
+            for p in trained:
+                p.requires_grad_(True)
 
 
 def tangent_of(value: Tensor) -> Tensor:
@@ -41,7 +43,7 @@ def tangent_of(value: Tensor) -> Tensor:
     return torch.zeros_like(value) if tangent is None else tangent
 
 
-class _like_backward(TorchFunctionMode):  # noqa: N801
+class _LikeBackward(TorchFunctionMode):
     """What is constant to a backward pass is constant here, too: torch.no_grad() alone does not stop tangents."""
 
     def __torch_function__(
@@ -55,11 +57,3 @@ class _like_backward(TorchFunctionMode):  # noqa: N801
             if tangent is not None and tangent.dtype != value.dtype:
                 return forward_ad.make_dual(value, tangent.to(value.dtype))  # type: ignore[no-untyped-call]
         return answer
-
-
-def _forget(_: Tensor) -> None:
-    """Keep nothing."""
-
-
-def _forgotten(_: None) -> Tensor:
-    raise GraphNeededError

@@ -72,7 +72,7 @@ class TaskOptimizer(Optimizer):
             answer = closure
         losses = self._read(answer, replay)
         batch = self._micro_batch(losses, replay) if losses.values.requires_grad else None
-        loss = (self._gradient_weights(losses).to(losses.values) * losses.values).sum()
+        loss = self._combined(losses, batch)
         if batch is not None:
             self._pending.add(batch, loss)
         return loss, answer
@@ -84,6 +84,10 @@ class TaskOptimizer(Optimizer):
     def _read(self, answer: Losses, replay: Replay | None) -> TaskLosses:
         """The losses by task."""
         return read_losses(answer)
+
+    def _combined(self, losses: TaskLosses, batch: MicroBatch | None) -> Tensor:
+        """The losses as one; without a batch nobody differentiates it."""
+        return (self._gradient_weights(losses).to(losses.values) * losses.values).sum()
 
     def _gradient_weights(self, losses: TaskLosses) -> Tensor:
         """Of the losses that are there, in the combined gradient."""

@@ -1,0 +1,284 @@
+"""A balancer with an optimizer: together an optimizer of several losses."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from moonopt.balance.base import Aggregator, Balancer, Engine, Learned, Memory, Tasks
+from moonopt.errors import unknown_name
+from moonopt.tasks.gradients import graph_features
+from moonopt.tasks.losses import Losses, TaskLosses, read_losses
+from moonopt.tasks.pending import MicroBatch, Pending
+from moonopt.tasks.presence import mean_by_task, pick, spread
+from moonopt.tasks.reduce import mean_over_ranks, refuse_several_ranks
+from moonopt.tasks.replay import Replay
+from moonopt.tasks.verbs import Closure, TaskOptimizer
+
+NONFINITE = ("raise", "skip")
+
+
+class Balanced(TaskOptimizer):
+    """A balancer says how losses or task gradients are combined, an optimizer how the combined gradient becomes an update.
+
+    It shares the groups and the state of the optimizer, so that schedulers, scalers and checkpoints work with it as with
+    any other; what the balancer remembers lives in the first group.
+
+    Args:
+        balancer: for example ``NashMTL(3)``.
+        optimizer: any of torch's, or ``moonopt.Muon``.
+        module: the model, whose buffers and training flags a second evaluation restores (FAMO, ``engine="columns"``).
+        shared: the parameters that tasks have in common, where those that several losses depend on are not meant.
+        engine: how a gradient-based balancer has the inner products of the task gradients. "stored" keeps all of them;
+            "blocked:4" keeps four at a time and takes more backward passes; "columns" keeps one, and evaluates the closure
+            again in forward mode along each.
+        every: compute the weights anew every so many steps.
+        nonfinite: "raise" on a NaN or infinite loss, or "skip" the step and count it.
+
+    """
+
+    def __init__(
+        self,
+        balancer: Balancer,
+        optimizer: Optimizer,
+        *,
+        module: nn.Module | None = None,
+        shared: Iterable[Tensor] | None = None,
+        engine: str = "stored",
+        every: int = 1,
+        nonfinite: str = "raise",
+    ) -> None:
+        if hasattr(optimizer, "task_weights"):
+            raise ValueError(f"{type(optimizer).__name__} weighs tasks by itself: balance torch's optimizers or moonopt.Muon.")
+        if nonfinite not in NONFINITE:
+            raise ValueError(unknown_name(nonfinite, NONFINITE, "nonfinite"))
+        if every < 1 or (every > 1 and isinstance(balancer, Aggregator)):
+            found = f"{every} with {type(balancer).__name__}, which has no weights to keep" if every > 1 else str(every)
+            raise ValueError(f"every must be a number of steps of at least 1, found {found}.")
+        self.balancer, self.optimizer = balancer, optimizer
+        self._module, self._every, self._nonfinite = module, every, nonfinite
+        self._engine = Engine.read(engine)
+        self._shared = None if shared is None else list(shared)
+        self._pending = Pending()
+        self.memory = Memory(lambda: self.param_groups[0])
+        like = torch.zeros(len(balancer.tasks), device=self.param_groups[0]["params"][0].device)
+        start = {
+            "name": balancer.name,
+            "tasks": list(balancer.tasks),
+            "step": 0,
+            "weights": torch.full_like(like, 1 / len(like)),
+        }
+        self.memory.update(start | balancer.initial(like))
+
+    # What is the inner optimizer's
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.optimizer.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.optimizer.defaults
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        self.optimizer.add_param_group(param_group)
+
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        return self.optimizer.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Any) -> Any:
+        return self.optimizer.register_step_post_hook(hook)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Torch's, and forget combined losses whose backward has run: their step was skipped."""
+        self.optimizer.zero_grad(set_to_none)
+        self._pending.forget_finished()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's, with what the balancer remembers in the first group."""
+        self._pending.watch.tell(wait=True)
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        saved = state_dict["param_groups"][0]
+        for what, here in (("name", self.balancer.name), ("tasks", list(self.balancer.tasks))):
+            found = saved.get(f"balancer_{what}")
+            if found != here:
+                raise ValueError(f"The checkpoint is of balancer_{what} {found!r}, expected {here!r}.")
+        remembered = dict(self.memory)
+        self.optimizer.load_state_dict(state_dict)
+        for name, before in remembered.items():
+            if isinstance(before, Tensor):
+                self.memory[name] = self.memory[name].to(before.device)
+        self._pending.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("memory", "step")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.memory = Memory(lambda: self.param_groups[0])
+
+    def __repr__(self) -> str:
+        return f"Balanced({self.balancer!r}, {self.optimizer!r})"
+
+    # The verbs
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The names of the tasks."""
+        return self.balancer.tasks
+
+    @property
+    def task_weights(self) -> Tensor:
+        """Those of the last combined losses, in the order of the tasks; a task that was not there had none."""
+        weights: Tensor = self.memory["weights"]
+        return weights
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The inner optimizer's step; then the balancer learns from it."""
+        self._pending.watch.tell()
+        batches = self._pending.take()
+        if not batches:
+            return self.optimizer.step(closure)
+        self.memory["step"] += 1
+        if not self._is_good(batches):
+            return None
+        if self.balancer.max_norm is not None:
+            chosen = self._parameters() if self._shared is None else self._shared
+            nn.utils.clip_grad_norm_(self._pending.shared or chosen, self.balancer.max_norm)
+        loss = self.optimizer.step(closure)
+        with torch.no_grad():
+            self.balancer.learn(self._learned(batches), self.memory)
+        return loss
+
+    def diagnostics(self) -> dict[str, float]:
+        """Numbers for any logger: for every task its weight, and of the last step its loss. This waits for the device."""
+        self._pending.watch.tell(wait=True)
+        numbers: dict[str, Any] = {"step": self.memory["step"], "skipped_steps": 0, "rejected_weights": 0}
+        numbers |= self._pending.counters
+        numbers |= {f"lr/{index}": group["lr"] for index, group in enumerate(self.param_groups)}
+        for what, values in ({"weight": self.task_weights} | self._pending.by_task).items():
+            numbers |= {f"{what}/{name}": value for name, value in zip(self.tasks, values.tolist(), strict=True)}
+        return {name: float(number) for name, number in numbers.items()}
+
+    # The parts
+
+    def _replay(self, closure: Closure, args: tuple[Any, ...]) -> Replay | None:
+        by_columns = self.balancer.needs_gradients and self._engine.kind == "columns"
+        if not (by_columns or self.balancer.evaluates_again):
+            return None
+        if self._module is None:
+            self._warn_once(
+                "The second evaluation of the losses protects no buffers (BatchNorm statistics, for one), because the module "
+                "is not known: pass module=model."
+            )
+        return Replay(closure, args, self._module, [self.param_groups[0]["params"][0].device], plain=by_columns)
+
+    def _read(self, answer: Losses, replay: Replay | None) -> TaskLosses:
+        losses = read_losses(answer, self.tasks)
+        if self.balancer.evaluates_again and replay is None and losses.values.requires_grad:
+            raise ValueError(f"{self.balancer.name} evaluates the losses again: pass a closure, or losses with again=function.")
+        return losses
+
+    def _micro_batch(self, losses: TaskLosses, replay: Replay | None) -> MicroBatch:
+        if self.balancer.needs_gradients:
+            refuse_several_ranks(
+                f"{self.balancer.name} does not reduce task gradients over processes yet, so that its ranks would drift apart"
+            )
+            for feature, remedy in graph_features(losses.values).items():
+                if feature != "compiled models" or self._engine.kind == "columns":
+                    raise RuntimeError(
+                        f"{self.balancer.name} takes task gradients, which do not work with {feature}: {remedy}."
+                    )
+        return MicroBatch(losses, replay)
+
+    def _combined(self, losses: TaskLosses, batch: MicroBatch | None) -> Tensor:
+        if batch is None:  # nobody differentiates this
+            return self._shown(losses, pick(self.task_weights, losses.present))
+        tasks = Tasks(losses, self._parameters(), self._shared, self._engine, lambda: self._again(batch))
+        if isinstance(self.balancer, Aggregator):
+            weights = self._remembered(self.balancer.weights(tasks, self.memory), losses)
+            directions = self.balancer.direction(tasks, self.memory)
+            rest = [p for p in tasks.parameters if p not in directions]
+            return _delivered(directions | tasks.plain_gradient(rest), self._shown(losses, weights))
+        weights = self._weights(tasks)
+        if self.balancer.max_norm is not None:
+            self._pending.shared = tasks.shared
+        if self.balancer.heads == "plain" and tasks.heads:
+            return _delivered(tasks.weighted_gradient(weights), self._shown(losses, weights))
+        loss = (weights.to(losses.values) * losses.values).sum()
+        return loss + (self._shown(losses, weights) - loss).detach()
+
+    def _weights(self, tasks: Tasks) -> Tensor:
+        """The balancer's, or those that stay: among micro-batches, between refreshes, and where a loss is not finite."""
+        losses = tasks.losses
+        if self._pending.batches or self.memory["step"] % self._every:
+            return pick(self.task_weights, losses.present)
+        if self.balancer.needs_gradients and not bool(losses.values.isfinite().all()):
+            return pick(self.task_weights, losses.present)
+        with torch.no_grad():
+            weights = self.balancer.weights(tasks, self.memory)
+        return self._remembered(weights, losses)
+
+    def _remembered(self, weights: Tensor, losses: TaskLosses) -> Tensor:
+        weights = weights.to(losses.values.device, torch.float32)
+        self.memory["weights"] = spread(weights, losses.present).to(self.memory["weights"])
+        return weights
+
+    def _shown(self, losses: TaskLosses, weights: Tensor) -> Tensor:
+        return self.balancer.value(losses.values.detach(), weights.to(losses.values), self.memory)
+
+    @contextlib.contextmanager
+    def _again(self, batch: MicroBatch) -> Iterator[Tensor]:
+        if batch.replay is None:
+            raise ValueError("These losses cannot be evaluated again: pass a closure, or losses with again=function.")
+        with batch.replay.again() as answer:
+            yield read_losses(answer, self.tasks).values
+
+    def _is_good(self, batches: Sequence[MicroBatch]) -> bool:
+        """Whether all losses are finite. Told later on an accelerator, unless such steps are to be skipped."""
+        bad = ~torch.cat(
+            [*(each.before.isfinite() for each in batches), torch.ones(1, dtype=torch.bool, device=batches[0].before.device)]
+        )
+        if self._nonfinite == "raise":
+            names = [name for each in batches for name in each.names]
+            self._pending.watch.note(self.memory["step"], names, bad, "NaN or infinite")
+            self._pending.watch.tell()
+            return True
+        if not bool(bad.any()):
+            return True
+        self._pending.count("skipped_steps", 1)
+        return False
+
+    def _learned(self, batches: Sequence[MicroBatch]) -> Learned:
+        presences = [batch.present for batch in batches]
+        like: Tensor = self.memory["weights"]
+        before = mean_over_ranks(mean_by_task([batch.before for batch in batches], presences, like))
+        self._pending.by_task |= {"loss": before}
+        after = None
+        if self.balancer.evaluates_again:
+            found = []
+            for batch in batches:
+                with self._again(batch) as losses:
+                    found.append(losses.detach())
+            after = mean_over_ranks(mean_by_task(found, presences, like))
+        present = tuple(any(here) for here in zip(*presences, strict=True))
+        names = tuple(name for name, here in zip(self.tasks, present, strict=True) if here)
+        return Learned(names, present, before, after)
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _delivered(directions: dict[Tensor, Tensor], value: Tensor) -> Tensor:
+    """A loss of this value whose gradient is the direction: scalers, hooks, clipping and accumulation work with it."""
+    loss = torch.stack([(p * direction.detach().to(p.dtype)).sum().to(value) for p, direction in directions.items()]).sum()
+    return loss + (value - loss).detach()

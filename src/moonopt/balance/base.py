@@ -1,0 +1,222 @@
+"""What a balancer is: a way to make one loss of the losses of several tasks.
+
+Most choose weights (``Balancer``), from the losses or from the gradients of the tasks; some choose a direction coordinate by
+coordinate (``Aggregator``). What they remember between steps lives in a ``Memory``, which a checkpoint takes along.
+"""
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from moonopt.tasks.gradients import depends_on, gram_by_blocks, gram_by_columns, gram_matrix, task_gradients
+from moonopt.tasks.losses import TaskLosses, task_names
+from moonopt.tasks.reduce import mean_over_ranks
+
+Heads = Literal["weighted", "plain"]
+Rows = list[list[Tensor | None]]
+
+
+class Memory(MutableMapping[str, Any]):
+    """What a balancer remembers: entries of the optimizer's first group, so that checkpoints have them."""
+
+    def __init__(self, group: Callable[[], dict[str, Any]]) -> None:
+        self._group = group
+
+    def __getitem__(self, name: str) -> Any:
+        return self._group()[f"balancer_{name}"]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self._group()[f"balancer_{name}"] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self._group()[f"balancer_{name}"]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.removeprefix("balancer_") for name in self._group() if name.startswith("balancer_"))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+class Engine(NamedTuple):
+    """How the inner products of the task gradients are had: "stored", "columns" or "blocked:SIZE"."""
+
+    kind: str
+    size: int = 0
+
+    @classmethod
+    def read(cls, text: str) -> "Engine":
+        kind, _, size = text.partition(":")
+        if text in ("stored", "columns"):
+            return cls(kind)
+        if kind == "blocked" and size.isdecimal() and int(size) > 0:
+            return cls(kind, int(size))
+        raise ValueError(f'engine must be "stored", "columns" or "blocked:SIZE" such as "blocked:4", found {text!r}.')
+
+
+class Tasks:
+    """What a balancer may ask of the tasks in one micro-batch; gradients are computed when they are asked for."""
+
+    def __init__(
+        self,
+        losses: TaskLosses,
+        parameters: Sequence[Tensor],
+        shared: Sequence[Tensor] | None,
+        engine: Engine,
+        evaluate: Callable[[], AbstractContextManager[Tensor]] | None,
+    ) -> None:
+        self.losses, self.parameters = losses, list(parameters)
+        self._shared, self._engine, self._evaluate = shared, engine, evaluate
+
+    @property
+    def count(self) -> int:
+        """K, the tasks that are there."""
+        return len(self.losses.separate)
+
+    @functools.cached_property
+    def values(self) -> Tensor:
+        """The losses as numbers, the same on all ranks."""
+        return mean_over_ranks(self.losses.values.detach())
+
+    @functools.cached_property
+    def gradients(self) -> Rows:
+        """For each task its gradient in every parameter, None where the loss does not depend on it."""
+        return task_gradients(self.losses.separate, self.parameters)
+
+    def gradients_one_by_one(self) -> Iterator[list[Tensor | None]]:
+        """The same, kept by nobody."""
+        for loss in self.losses.separate:
+            yield task_gradients([loss], self.parameters)[0]
+
+    @functools.cached_property
+    def shared(self) -> list[Tensor]:
+        """The parameters that tasks have in common: those chosen, or those that more than one loss depends on."""
+        if self._shared is not None:
+            chosen = set(self._shared)
+            return [p for p in self.parameters if p in chosen]
+        if self.count == 1:
+            return self.parameters
+        return [p for p, used in zip(self.parameters, self._users(), strict=True) if sum(used) > 1]
+
+    @functools.cached_property
+    def heads(self) -> list[Tensor]:
+        """The other parameters."""
+        shared = set(self.shared)
+        return [p for p in self.parameters if p not in shared]
+
+    @property
+    def rows(self) -> Rows:
+        """For each task its gradient in the shared parameters."""
+        gradients, shared = self.gradients, set(self.shared)
+        chosen = [index for index, p in enumerate(self.parameters) if p in shared]
+        return [[row[index] for index in chosen] for row in gradients]
+
+    def _users(self) -> list[tuple[bool, ...]]:
+        """For each parameter which losses depend on it: the gradients tell, if they are there already."""
+        if "gradients" in vars(self):
+            return [tuple(gradient is not None for gradient in column) for column in zip(*self.gradients, strict=True)]
+        return list(zip(*depends_on(self.losses.separate, self.parameters), strict=True))
+
+    def weighted_gradient(self, weights: Tensor) -> dict[Tensor, Tensor]:
+        """sum_i w_i g_i in the shared parameters, and the plain gradient of its own task in every other."""
+        if self._engine.kind == "stored":
+            plain = torch.ones_like(weights)
+            shared = set(self.shared)
+            columns = zip(self.parameters, zip(*self.gradients, strict=True), strict=True)
+            sums = ((p, _weighted_sum(column, weights if p in shared else plain)) for p, column in columns)
+            return {p: total for p, total in sums if total is not None}
+        total = (weights.to(self.losses.values) * self.losses.values).sum()
+        (row,) = task_gradients([total], self.shared)
+        return self.plain_gradient(self.heads) | {p: g for p, g in zip(self.shared, row, strict=True) if g is not None}
+
+    def plain_gradient(self, parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
+        """That of the sum of the losses."""
+        (row,) = task_gradients([self.losses.values.sum()], parameters)
+        return {p: g for p, g in zip(parameters, row, strict=True) if g is not None}
+
+    def gram(self) -> Tensor:
+        """Their inner products, in float64 on the CPU: the one thing that waits for the device."""
+        if self._engine.kind == "columns":
+            if self._evaluate is None:
+                raise ValueError('engine="columns" evaluates the losses again: pass a closure, or losses with again=function.')
+            gram = gram_by_columns(self.losses.separate, self.shared, self._evaluate, self.parameters)
+        elif self._engine.kind == "blocked":
+            gram = gram_by_blocks(self.losses.separate, self.shared, self._engine.size)
+        else:
+            gram = gram_matrix(self.rows)
+        return gram.cpu()
+
+
+class Learned(NamedTuple):
+    """What a step has shown: the mean losses of the tasks before it, on all ranks, and after it where that was asked for."""
+
+    names: tuple[str, ...]
+    present: tuple[bool, ...]
+    before: Tensor
+    after: Tensor | None
+
+
+class Balancer(ABC):
+    """Weights for the losses of tasks.
+
+    Args:
+        tasks: their names, or how many.
+
+    """
+
+    name: ClassVar[str]
+    needs_gradients: ClassVar[bool] = False
+    evaluates_again: ClassVar[bool] = False
+    #: Whether parameters of a single task see its weight, or the plain gradient of its loss.
+    heads: Heads = "weighted"
+    #: What the norm of the shared parameters' gradient is clipped to before the step.
+    max_norm: float | None = None
+
+    def __init__(self, tasks: int | Sequence[str]) -> None:
+        self.tasks = task_names(tasks)
+
+    def initial(self, like: Tensor) -> dict[str, Any]:
+        """What there is to remember at the start; ``like`` is a tensor with one number per task."""
+        return {}
+
+    @abstractmethod
+    def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
+        """One weight per task that is there."""
+
+    def value(self, losses: Tensor, weights: Tensor, memory: Memory) -> Tensor:
+        """The number that the combined loss shows; its gradient is that of the weighted sum."""
+        return (weights * losses).sum()
+
+    def learn(self, learned: Learned, memory: Memory) -> None:  # noqa: B027
+        """After a step: remember what it has shown."""
+
+    def __repr__(self) -> str:
+        settings = {name: value for name, value in vars(self).items() if name != "tasks" and not name.startswith("_")}
+        return f"{type(self).__name__}({', '.join([repr(list(self.tasks)), *(f'{k}={v!r}' for k, v in settings.items())])})"
+
+
+class Aggregator(Balancer):
+    """A direction for the shared parameters that is no weighted sum of the task gradients."""
+
+    needs_gradients: ClassVar[bool] = True
+    heads: Heads = "plain"
+
+    def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
+        """None of its own: this is for the value that is shown."""
+        return torch.full_like(tasks.values, 1 / tasks.count)
+
+    @abstractmethod
+    def direction(self, tasks: Tasks, memory: Memory) -> dict[Tensor, Tensor]:
+        """What takes the place of the gradient, by parameter; the others get the plain gradient of the summed losses."""
+
+
+def _weighted_sum(gradients: Sequence[Tensor | None], weights: Tensor) -> Tensor | None:
+    here = [(weight, gradient) for weight, gradient in zip(weights, gradients, strict=True) if gradient is not None]
+    if not here:
+        return None
+    return torch.stack([weight.to(gradient) * gradient for weight, gradient in here]).sum(0)

@@ -1,0 +1,68 @@
+"""Fast adaptive multitask optimization."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from moonopt.balance import adam
+from moonopt.balance.base import Balancer, Learned, Memory, Tasks
+from moonopt.tasks.presence import pick, selection
+
+EPS = 1e-8
+
+
+class FAMO(Balancer):
+    """FAMO (Liu et al., 2023): weights z = softmax(xi) of log-losses, which follow how much each has fallen in the last step.
+
+    The combined loss is sum_i z_i log(D_i) / c with D_i = l_i - lowest_i and c = sum_i z_i / D_i held constant. After the
+    whole step the losses are evaluated again on the same batch, and Adam moves xi along J' (log D - log D'), J the Jacobian
+    of the softmax.
+
+    Args:
+        tasks: their names, or how many.
+        lr: of xi.
+        gamma: weight decay of xi.
+        lowest: a number below each loss, or one for all.
+        max_norm: what the norm of the shared parameters' gradient is clipped to.
+
+    """
+
+    name: ClassVar[str] = "famo"
+    evaluates_again: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        tasks: int | Sequence[str],
+        lr: float = 0.025,
+        gamma: float = 1e-3,
+        lowest: float | Sequence[float] = 0.0,
+        max_norm: float | None = None,
+    ) -> None:
+        super().__init__(tasks)
+        self.lr, self.gamma, self.max_norm = lr, gamma, max_norm
+        self.lowest = [float(lowest)] * len(self.tasks) if isinstance(lowest, int | float) else [float(b) for b in lowest]
+        if len(self.lowest) != len(self.tasks):
+            raise ValueError(f"lowest must have one number per task: found {len(self.lowest)} for {len(self.tasks)} tasks.")
+
+    def initial(self, like: Tensor) -> dict[str, Any]:
+        return adam.initial("logits", torch.zeros_like(like))
+
+    def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
+        z = pick(memory["logits"].softmax(0), tasks.losses.present)
+        distances = tasks.values - pick(self._lowest(tasks.values), tasks.losses.present) + EPS
+        weights = z.to(distances) / distances
+        return weights / weights.sum()
+
+    def learn(self, learned: Learned, memory: Memory) -> None:
+        if learned.after is None:
+            raise RuntimeError("FAMO learns from the losses after the step, and found none.")
+        lowest, here = self._lowest(learned.before), selection(learned.present, learned.before)
+        fallen = (learned.before - lowest + EPS).log() - (learned.after - lowest + EPS).log()
+        fallen = torch.where(here > 0, fallen, 0.0)
+        z = memory["logits"].softmax(0)
+        adam.step(memory, "logits", z * (fallen - (z * fallen).sum()), here, self.lr, self.gamma)
+
+    def _lowest(self, like: Tensor) -> Tensor:
+        return torch.tensor(self.lowest, dtype=like.dtype, device=like.device)

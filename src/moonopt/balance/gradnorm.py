@@ -1,0 +1,73 @@
+"""Gradient normalisation."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from moonopt.balance import adam
+from moonopt.balance.base import Balancer, Memory, Tasks
+from moonopt.tasks.gradients import task_gradients
+from moonopt.tasks.presence import pick, selection, spread
+
+
+class GradNorm(Balancer):
+    """GradNorm (Chen et al., 2018): weights of sum K that bring the norms of the weighted task gradients together.
+
+    With G_i = w_i ||grad l_i|| in one layer, and r_i the relative rate at which task i trains, (l_i / l_i(0)) over its mean:
+    the weights take a step of Adam along the gradient of sum_i |G_i - mean(G) r_i^alpha|, and are scaled back to sum K.
+
+    Args:
+        tasks: their names, or how many.
+        alpha: how strongly slow tasks are favoured; 1.5 in the paper's large experiment, 0.12 in its small one.
+        lr: the rate of the weights.
+        layer: the parameters whose gradients are compared; the last shared matrix by default, as in the paper.
+
+    """
+
+    name: ClassVar[str] = "gradnorm"
+    needs_gradients: ClassVar[bool] = True
+
+    def __init__(
+        self, tasks: int | Sequence[str], alpha: float = 1.5, lr: float = 0.025, layer: Sequence[Tensor] | None = None
+    ) -> None:
+        super().__init__(tasks)
+        self.alpha, self.lr = alpha, lr
+        self._layer = None if layer is None else list(layer)
+
+    def initial(self, like: Tensor) -> dict[str, Any]:
+        return adam.initial("w", torch.ones_like(like)) | {"first": torch.full_like(like, torch.nan)}
+
+    def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
+        """Those of the moment; what the gradients say is for the next step."""
+        weights = pick(memory["w"], tasks.losses.present)
+        self._balance(tasks, weights, memory)
+        return weights
+
+    def _balance(self, tasks: Tasks, weights: Tensor, memory: Memory) -> None:
+        present = tasks.losses.present
+        losses = spread(tasks.values.to(memory["w"]), present)
+        here = selection(present, memory["w"])
+        memory["first"] = torch.where((here > 0) & memory["first"].isnan(), losses, memory["first"])
+        norms = _norms(task_gradients(tasks.losses.separate, self._chosen_layer(tasks))).to(weights)
+        ratios = tasks.values.to(weights) / pick(memory["first"], present)
+        scaled = weights * norms
+        target = scaled.mean() * (ratios / ratios.mean()) ** self.alpha
+        adam.step(memory, "w", spread((scaled - target).sign() * norms, present), here, self.lr)
+        positive = memory["w"].clamp_min(1e-6)
+        memory["w"] = positive * len(positive) / positive.sum()
+
+    def _chosen_layer(self, tasks: Tasks) -> list[Tensor]:
+        if self._layer is None:
+            matrices = [p for p in tasks.shared if p.dim() > 1]
+            if not matrices:
+                raise ValueError("GradNorm compares gradients in the last shared matrix, and found none: pass layer=[...].")
+            self._layer = matrices[-1:]
+        return self._layer
+
+
+def _norms(rows: Sequence[Sequence[Tensor | None]]) -> Tensor:
+    squares = [[g.square().sum() for g in row if g is not None] for row in rows]
+    device = next((each.device for row in squares for each in row), torch.device("cpu"))
+    return torch.stack([torch.stack(row).sum().sqrt() if row else torch.zeros((), device=device) for row in squares])

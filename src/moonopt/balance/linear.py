@@ -1,0 +1,60 @@
+"""Fixed weights: linear scalarization (LS), its scale-invariant form (SI), and a single task (STL)."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from moonopt.balance.base import Balancer, Memory, Tasks
+from moonopt.errors import unknown_name
+
+Reduction = Literal["mean", "sum"]
+
+
+class LS(Balancer):
+    """Linear scalarization: the mean or the sum of the losses.
+
+    >>> LS(2, reduction="sum")
+    LS(['0', '1'], reduction='sum')
+    """
+
+    name: ClassVar[str] = "ls"
+
+    def __init__(self, tasks: int | Sequence[str], reduction: Reduction = "mean") -> None:
+        super().__init__(tasks)
+        if reduction not in ("mean", "sum"):
+            raise ValueError(unknown_name(reduction, ("mean", "sum"), "reduction"))
+        self.reduction = reduction
+
+    def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
+        return torch.full_like(tasks.values, 1 / tasks.count if self.reduction == "mean" else 1.0)
+
+
+class SI(LS):
+    """Scale-invariant: the mean or the sum of log l_i, whose gradient has the weights 1 / l_i. Needs positive losses."""
+
+    name: ClassVar[str] = "si"
+
+    def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
+        return super().weights(tasks, memory) / tasks.values
+
+    def value(self, losses: Tensor, weights: Tensor, memory: Memory) -> Tensor:
+        logs = losses.log()
+        return logs.mean() if self.reduction == "mean" else logs.sum()
+
+
+class STL(Balancer):
+    """Single-task learning: the loss of one task, and nothing of the others."""
+
+    name: ClassVar[str] = "stl"
+
+    def __init__(self, tasks: int | Sequence[str], task: str | None = None) -> None:
+        super().__init__(tasks)
+        self.task = self.tasks[0] if task is None else task
+        if self.task not in self.tasks:
+            raise ValueError(unknown_name(str(task), self.tasks, "task"))
+
+    def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
+        chosen = [1.0 if name == self.task else 0.0 for name in tasks.losses.names]
+        return torch.tensor(chosen, device=tasks.values.device)

@@ -1,0 +1,417 @@
+"""How tasks share a step, given the Gram matrix G of their gradients: Nash-MTL, CAGrad, IMTL-G and PCGrad.
+
+Every function takes the inner products G_ij = <g_i, g_j> and gives what the gradients are multiplied with. As in
+``simplex.py``, everything is computed on the CPU in float64, for few tasks, and nothing is differentiable.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from moonopt.linalg.simplex import INDEPENDENT, NEGLIGIBLE, check_eigenvalues, checked, normalised
+
+#: What max_i |a_i (G a)_i - 1| may be in a solution of Nash-MTL's equation.
+RESIDUAL = 1e-8
+
+_NASH_STEPS = 100  # 4 to 15 are taken
+_QUADRATIC = 0.25  # Newton decrement from which on full steps at least halve it, but for rounding
+_CANCELLING = 1e4  # mean of (a_i |g_i|)^2 from which on G a is summed up exactly
+
+_CAGRAD_STEPS = 100  # 10 to 20 are taken, up to 40 where gradients of very different lengths are dependent
+_GAP = 1e-9  # at which to stop
+_SHRINKING = 0.1  # of mu, after a step that was nearly full; smaller factors take more steps on dependent gradients
+_NEARLY_FULL = 0.9
+_CENTRED = 1e-10  # descent
+_SLACK_BOUND = 1e3  # by what factor a slack may differ from mu / z
+_LINE_SEARCH = 1e-2  # promised descent, in units of mu, up to which none is needed
+_SHORTEST = 1e-4  # step, and share of the promised descent that a step must bring
+_NOTHING = math.sqrt(INDEPENDENT)
+_ROUNDING = 1e-15  # relative; there is no use in a smaller mu
+
+
+class NashAnswer(NamedTuple):
+    """The answer of ``nash_weights``.
+
+    Attributes:
+        weights: a > 0; where not solved, the ``start``, or ones.
+        residual: max_i |a_i (G a)_i - 1| of these weights.
+        solved: whether they are the solution, with a residual of at most 1e-8.
+
+    """
+
+    weights: Tensor
+    residual: float
+    solved: bool
+
+
+class CAGradAnswer(NamedTuple):
+    """The answer of ``cagrad_weights``.
+
+    Attributes:
+        coefficients: x with the direction d = sum_i x_i g_i.
+        weights: w in the simplex.
+        gap: what d proves about w: <g_w, g0> + c |g0| |g_w| - min_i <g_i, d>, relative to |<g_w, g0>| + c |g0| |g_w|. Where
+            the minimum counts as 0, what may be below that, relative to |g0| (sum_i w_i^2 |g_i|^2)^(1/2).
+
+    """
+
+    coefficients: Tensor
+    weights: Tensor
+    gap: float
+
+
+@torch.no_grad()
+def nash_weights(gram: Tensor, start: Tensor | None = None) -> NashAnswer:
+    """The bargaining solution of Nash-MTL (Navon et al., 2022): the a > 0 with a_i (G a)_i = 1 for all i.
+
+    It minimises the strictly convex 1/2 a' G a - sum_i log a_i. There is no solution where a gradient is zero, or where
+    sum_i w_i g_i = 0 for some weights w of the simplex: the tasks are Pareto stationary. What counts as zero in the latter is
+    a sum whose square is below 1e-10 of sum_i w_i^2 |g_i|^2. From there to 1e-7 of it, the rounding of the large weights
+    alone may leave a residual above 1e-8: then there is no solution either. Weights have the unit of 1 / |g_i|.
+
+    Args:
+        gram: the inner products of the gradients, of shape (m, m), symmetric up to rounding.
+        start: m positive numbers, such as the weights of the last step: where to begin, if it is better than weights
+            1 / |g_i|, and the answer where there is no solution.
+
+    >>> nash_weights(torch.tensor([[4.0, 0.0], [0.0, 0.25]])).weights
+    tensor([0.5000, 2.0000], dtype=torch.float64)
+
+    """
+    cosines, norms = _scaled(gram)
+    weights = torch.ones_like(norms) if start is None else _checked_start(start, norms)
+    solution = None
+    if cosines.diagonal().min() > 0:
+        guesses = [torch.ones_like(norms), weights / weights.max() * (norms / norms.max())]
+        solution = _nash_solution(cosines, min(guesses, key=lambda guess: _nash_objective(cosines, guess)))
+    if solution is not None and (residual := _largest(_nash_residuals(cosines, solution))) <= RESIDUAL:
+        return NashAnswer((solution / norms).to(gram.device), residual, True)
+    return NashAnswer(weights.to(gram.device), _largest(_nash_residuals(cosines, weights * norms)), False)
+
+
+@torch.no_grad()
+def cagrad_weights(gram: Tensor, c: float) -> CAGradAnswer:
+    """The direction of CAGrad (Liu et al., 2021): within c |g0| of the mean g0, that in which the slowest task falls fastest.
+
+        max_d min_i <g_i, d>  with  |d - g0| <= c |g0|      =      min_w <g_w, g0> + c |g0| |g_w|  with  g_w = sum_i w_i g_i
+
+    over weights w of the simplex, and d = g0 + c |g0| g_w / |g_w|. The factors m, 1 / (1 + c) or 1 / (1 + c^2) of public codes
+    are left to the caller. d is g0 where that is zero, where c is, and where the right side is least at g_w = 0, which is to
+    say at |g_w|^2 <= 1e-12 sum_i w_i^2 |g_i|^2.
+
+    From c = 1 on, the ball contains 0: the minimum is not negative, and d lets no loss rise unless the minimum is 0. That is
+    where the tasks are Pareto stationary. No d lowers all of their losses, many let none rise, such as 0, and yet d is g0, as
+    for every c. The larger c, the closer d is to a multiple of MGDA's direction.
+
+    Args:
+        gram: the inner products of the gradients, of shape (m, m), symmetric up to rounding.
+        c: radius of the ball in units of |g0|, from 0 on.
+
+    >>> cagrad_weights(torch.tensor([[18.0, -22.0], [-22.0, 38.0]]), 0.5).coefficients
+    tensor([0.7041, 0.5000], dtype=torch.float64)
+
+    """
+    if not 0 <= c < math.inf:
+        raise ValueError(f"c must be finite and not negative, found {c}.")
+    cosines, norms = _scaled(gram)
+    weights, pull, gap = _cagrad(cosines, norms / norms.max(), c)
+    return CAGradAnswer((1 / len(norms) + pull * weights).to(gram.device), weights.to(gram.device), gap)
+
+
+@torch.no_grad()
+def imtl_g_weights(gram: Tensor) -> Tensor:
+    """The weights of IMTL-G (Liu et al., 2021): those of sum 1 for which d = sum_i a_i g_i has equal <d, g_i> / |g_i|.
+
+    They are a_i = x_i / |g_i| with x = pinv(C) 1, divided by their sum, where C are the cosines of the gradients. Some may be
+    negative. Eigenvalues of C up to 1e-10 count as zero: gradients are dependent, and the projections are as equal as can
+    be. Zero gradients have weight zero. All weights are zero, for a step that does nothing, where their sum is but rounding,
+    since dividing by it would make a step of any length and sign.
+
+    Args:
+        gram: the inner products of the gradients, of shape (m, m), symmetric up to rounding.
+
+    >>> imtl_g_weights(torch.tensor([[1.0, 0.0], [0.0, 9.0]]))
+    tensor([0.7500, 0.2500], dtype=torch.float64)
+
+    """
+    cosines, norms = _scaled(gram)
+    lengths = torch.where(cosines.diagonal() > 0, cosines.diagonal().sqrt(), 1.0)
+    eigenvalues, vectors = torch.linalg.eigh(cosines / lengths / lengths.unsqueeze(1))
+    kept = eigenvalues > INDEPENDENT
+    shares = vectors[:, kept] @ (vectors[:, kept].sum(0) / eigenvalues[kept])
+    weights = shares / lengths * (norms.min() / norms)
+    rounding = _ROUNDING * len(norms) / eigenvalues[kept].min() if kept.any() else math.inf
+    total = weights.sum()
+    harmless = total.abs() > rounding * weights.abs().sum()
+    return (weights / total if harmless else torch.zeros_like(weights)).to(gram.device)
+
+
+@torch.no_grad()
+def pcgrad_weights(gram: Tensor, orders: Tensor) -> Tensor:
+    """The weights of PCGrad (Yu et al., 2020): the sum over i of g_i less its conflicts, as multiples of the gradients.
+
+    For every i, a copy v of g_i loses v -= <v, g_j> / |g_j|^2 g_j for the j in orders[i], one after the other, wherever
+    <v, g_j> is negative at the time. A zero gradient takes part in no conflict, and has weight 1.
+
+    Args:
+        gram: the inner products of the gradients, of shape (m, m), symmetric up to rounding.
+        orders: integers of shape (m, m - 1); row i has all tasks but i, in the order in which they are met.
+
+    >>> pcgrad_weights(torch.tensor([[1.0, -1.0], [-1.0, 2.0]]), torch.tensor([[1], [0]]))
+    tensor([2.0000, 1.5000], dtype=torch.float64)
+
+    """
+    cosines, norms = _scaled(gram)
+    orders = _checked_orders(orders, len(norms))
+    squares = torch.where(cosines.diagonal() > 0, cosines.diagonal(), 1.0)
+    projections = cosines / squares.unsqueeze(1)
+    inner, conflicts = cosines.clone(), torch.zeros_like(cosines)  # of the copies, by row, with the gradients
+    for partners in orders.mT:
+        conflict = inner.gather(1, partners.unsqueeze(1)).clamp_max_(0)
+        inner.addcmul_(conflict, projections[partners], value=-1)
+        conflicts.scatter_(1, partners.unsqueeze(1), conflict)
+    return (1 - norms @ conflicts / squares / norms).to(gram.device)
+
+
+def _scaled(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """C and n with G = diag(n) C diag(n), without rounding: n are the norms rounded up to powers of two.
+
+    The n of a zero gradient is 1, and its inner products are 0.
+    """
+    gram = checked(gram)
+    check_eigenvalues(normalised(gram))
+    norms = gram.diagonal().clamp_min(0).sqrt()
+    zero = norms == 0
+    powers = torch.where(zero, 1.0, norms / torch.frexp(norms).mantissa)
+    cosines = gram / powers / powers.unsqueeze(1)
+    return ((cosines + cosines.mT) / 2).masked_fill_(zero | zero.unsqueeze(1), 0.0), powers
+
+
+def _checked_start(start: Tensor, norms: Tensor) -> Tensor:
+    if start.shape != norms.shape:
+        raise ValueError(f"start must have shape {tuple(norms.shape)}, found {tuple(start.shape)}.")
+    start = start.to("cpu", torch.float64)
+    if not (start.isfinite() & (start > 0)).all():
+        raise ValueError(f"start must be positive and finite, found {start.tolist()}.")
+    return start
+
+
+def _checked_orders(orders: Tensor, count: int) -> Tensor:
+    if orders.shape != (count, count - 1):
+        raise ValueError(f"orders must have shape {(count, count - 1)}, found {tuple(orders.shape)}.")
+    tasks = torch.arange(count)
+    orders = orders.to("cpu", torch.int64)
+    if not (torch.cat([orders, tasks.unsqueeze(1)], 1).sort(1).values == tasks).all():
+        raise ValueError(f"Row i of orders must have all tasks but i, found {orders.tolist()}.")
+    return orders
+
+
+def _nash_solution(cosines: Tensor, b: Tensor) -> Tensor | None:
+    """Newton's method in relative changes of b = a n, whose second derivative is I + diag(b) C diag(b).
+
+    Every step begins at the best multiple of b. None where a b proves that the tasks are stationary.
+    """
+    last = math.inf
+    for _ in range(_NASH_STEPS):
+        square = (b @ (cosines @ b)).item()
+        if square <= INDEPENDENT * (b @ b).item():
+            return None
+        b = b * math.sqrt(len(b) / square)
+        curvature = cosines * b * b.unsqueeze(1)
+        curvature.diagonal().add_(1)
+        factor, failed = torch.linalg.cholesky_ex(curvature)
+        if failed:
+            return None
+        residuals = _nash_residuals(cosines, b)
+        change = -torch.cholesky_solve(residuals.unsqueeze(1), factor).squeeze(1)
+        decrement = math.sqrt(max(-(residuals @ change).item(), 0.0))
+        if decrement > _QUADRATIC:
+            b = _nash_search(cosines, b, change, decrement)
+        else:
+            b = b * (1 + change)
+            if decrement < RESIDUAL or decrement > last / 2:
+                break
+            last = decrement
+    return b
+
+
+def _nash_search(cosines: Tensor, b: Tensor, change: Tensor, decrement: float) -> Tensor:
+    """Along the Newton direction as far as it pays; 1 / (1 + decrement) always does."""
+    safe, here = 1 / (1 + decrement), _nash_objective(cosines, b)
+    length = _inside(change)
+    while length > safe:
+        there = b * (1 + length * change)
+        if _nash_objective(cosines, there) <= here - 0.2 * length * decrement**2:
+            return there
+        length /= 2
+    return b * (1 + safe * change)
+
+
+def _inside(change: Tensor) -> float:
+    """How much of a relative change positive numbers can take and stay positive, 1 at most."""
+    return min(1.0, 0.99 / max(-change.min().item(), 0.99))
+
+
+def _nash_objective(cosines: Tensor, b: Tensor) -> float:
+    """At the best multiple of b."""
+    square = (b @ (cosines @ b)).clamp_min(torch.finfo(b.dtype).tiny)
+    return (len(b) / 2 * square.log() - b.log().sum()).item()
+
+
+def _nash_residuals(cosines: Tensor, b: Tensor) -> Tensor:
+    exact = _CANCELLING * len(b) < (b @ b).item() < len(b) / INDEPENDENT
+    return b * (_exact_product(cosines, b) if exact else cosines @ b) - 1
+
+
+def _exact_product(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Rounded once: 24 leading bits of a number times the 29 others of another fit into the 53 of float64."""
+    halves = [(leading := x.float().double(), x - leading) for x in (matrix, vector)]
+    products = torch.cat([of_matrix * of_vector for of_matrix in halves[0] for of_vector in halves[1]], 1)
+    return vector.new_tensor([math.fsum(row) for row in products.tolist()])
+
+
+def _largest(residuals: Tensor) -> float:
+    return residuals.abs().nan_to_num(math.inf).max().item()
+
+
+def _cagrad(cosines: Tensor, norms: Tensor, c: float) -> tuple[Tensor, float, float]:
+    """The weights w, the c |g0| / |g_w| of d = g0 + (c |g0| / |g_w|) g_w or 0 where d is g0, and the gap."""
+    total = cosines @ norms
+    square = (norms @ total).item()  # of m g0
+    if square <= NEGLIGIBLE * (norms**2 @ cosines.diagonal()).item():
+        return torch.full_like(norms, 1 / len(norms)), 0.0, 0.0
+    if c == 0:
+        lowest = norms * total <= (norms * total).min()
+        return lowest / lowest.sum().double(), 0.0, 0.0
+    nonzero = cosines.diagonal() > 0
+    convex = _without_negative_eigenvalues(cosines[nonzero][:, nonzero])
+    problem = _ConflictAverse(convex, norms[nonzero], total[nonzero] / math.sqrt(square), c)
+    point, gap = problem.solve()
+    if point.value >= 0 and not nonzero.all():
+        return ~nonzero / (~nonzero).sum().double(), 0.0, 0.0
+    weights = torch.zeros_like(norms).masked_scatter_(nonzero, point.z / norms[nonzero])
+    return weights / weights.sum(), 0.0 if point.is_stationary else c * math.sqrt(square) / len(norms) / point.norm, gap
+
+
+def _without_negative_eigenvalues(cosines: Tensor) -> Tensor:
+    """With twice the lowest added, if it is negative by more than the rounding of float64."""
+    shifted = cosines.clone()
+    shifted.diagonal().add_(_ROUNDING * len(cosines))
+    if torch.linalg.cholesky_ex(shifted).info == 0:
+        return cosines
+    shifted.diagonal().sub_(2 * torch.linalg.eigvalsh(cosines)[0])
+    return shifted
+
+
+class _ConflictAverse:
+    """Minimise slopes' z + c sqrt(z' C z) over z > 0 with sum_i z_i / n_i = 1: CAGrad's problem in z = w n, in units of |g0|.
+
+    An interior-point method follows the minimisers z(mu) with - mu sum_i log z_i added, and the norm r replaced by
+    h(r) = max_u (c u r + mu log(1 - u^2)), as in ``dual.py``. Its Newton steps are primal-dual: slacks s take the place of
+    mu / z in the second derivative. That gives directions of descent all the same, and better ones.
+    """
+
+    def __init__(self, cosines: Tensor, norms: Tensor, slopes: Tensor, c: float) -> None:
+        self.cosines, self.norms, self.slopes, self.c = cosines, norms, slopes, c
+        self.squares = cosines.diagonal()
+
+    def solve(self) -> tuple["_Point", float]:
+        """The best point found, and its gap."""
+        point = _Point(self, torch.ones_like(self.norms))
+        mu, length, descent = (1 + self.c) * point.z.mean().item(), 0.0, math.inf
+        slack = mu / point.z
+        best, best_gap, best_excess = point, math.inf, math.inf
+        for _ in range(_CAGRAD_STEPS):
+            gap = point.gap(mu)
+            excess = gap / (_NOTHING if point.is_stationary else _GAP)
+            if excess < best_excess:
+                best, best_gap, best_excess = point, gap, excess
+            if excess <= 1:
+                break
+            if length > _NEARLY_FULL and (descent < _CENTRED or not point.is_stationary):
+                mu *= _SHRINKING
+            slack = slack.clamp(mu / _SLACK_BOUND / point.z, mu * _SLACK_BOUND / point.z)
+            change, descent = point.newton_step(slack, mu)
+            if not 0 <= descent < math.inf:
+                break
+            growth = mu / (point.z * slack) - 1 - change
+            slack = slack * (1 + _inside(growth) * growth)
+            length, point = point.search(change, descent, mu)
+        return best, best_gap
+
+
+class _Point:
+    """A multiple of z that is in the simplex, and the problem there."""
+
+    def __init__(self, problem: _ConflictAverse, z: Tensor) -> None:
+        self.problem = problem
+        self.z = z / (z / problem.norms).sum()
+        self.products = problem.cosines @ self.z
+        self.square = max((self.z @ self.products).item(), 0.0)
+        self.norm = math.sqrt(self.square)
+        self.slope = (problem.slopes @ self.z).item()
+        self.value = self.slope + problem.c * self.norm
+        self.size = math.sqrt((self.z * self.z @ problem.squares).item())
+
+    @property
+    def is_stationary(self) -> bool:
+        """Whether g_w counts as zero, or might as well be: with c = 1, others can have a value of zero, too."""
+        return min(self.norm, self.value if self.problem.c >= 1 else math.inf) <= _NOTHING * self.size
+
+    def gap(self, mu: float) -> float:
+        c = self.problem.c
+        if self.is_stationary:
+            lower = 0.0 if c >= 1 else self.lower_bound(self.pull(mu))
+            return (self.value - lower) / ((1 + c) * self.size)
+        return (self.value - self.lower_bound(c / self.norm)) / (abs(self.slope) + c * self.norm)
+
+    def lower_bound(self, pull: float) -> float:
+        """By the direction g0 + pull g_w."""
+        return (self.problem.norms * (self.problem.slopes + pull * self.products)).min().item()
+
+    def pull(self, mu: float) -> float:
+        """h'(r) / r, less than c / r."""
+        return self.problem.c**2 / (mu + self._root(mu))
+
+    def _root(self, mu: float) -> float:
+        return math.hypot(mu, self.problem.c * self.norm)
+
+    def barrier(self, mu: float) -> float:
+        """What is minimised, in units of mu."""
+        smoothed = (self.slope + self.pull(mu) * self.square) / mu + math.log(2 * mu / (mu + self._root(mu)))
+        return smoothed - self.z.log().sum().item()
+
+    def newton_step(self, slack: Tensor, mu: float) -> tuple[Tensor, float]:
+        """The relative change of z, and how much the barrier falls along it at first; NaN where rounding prevails."""
+        z, pull = self.z, self.pull(mu)
+        shares = z / self.problem.norms
+        slopes = z * (self.problem.slopes + pull * self.products)
+        price = slopes.sum() - len(z) * mu  # at the minimum; any other is as good, but for rounding
+        gradient = (slopes - price * shares) / mu - 1
+        along = z * self.products
+        curvature = self.problem.cosines * z * z.unsqueeze(1) - torch.outer(along, along * (pull / self._root(mu)))
+        curvature.mul_(pull / mu).diagonal().add_(z * slack / mu)
+        factor, failed = torch.linalg.cholesky_ex(curvature)
+        if failed:
+            return z, math.nan
+        to_gradient, to_shares = torch.cholesky_solve(torch.stack([gradient, shares], 1), factor).unbind(1)
+        change = to_shares * ((shares @ to_gradient) / (shares @ to_shares)) - to_gradient
+        return change, -(gradient @ change).item()
+
+    def search(self, change: Tensor, descent: float, mu: float) -> tuple[float, "_Point"]:
+        """Along a direction of descent as far as it pays."""
+        length = _inside(change)
+        moved = self._moved(length * change)
+        if descent <= _LINE_SEARCH:
+            return length, moved
+        here = self.barrier(mu)
+        enough = here + _ROUNDING * abs(here)
+        while length > _SHORTEST and moved.barrier(mu) > enough - _SHORTEST * length * descent:
+            length /= 2
+            moved = self._moved(length * change)
+        return length, moved
+
+    def _moved(self, change: Tensor) -> "_Point":
+        return _Point(self.problem, self.z * (1 + change))

@@ -1,0 +1,113 @@
+"""Methods by name: a balancer with an optimizer, MOON or Muon, with the conventions of a protocol."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from moonopt.balance.balanced import Balanced
+from moonopt.balance.base import Balancer
+from moonopt.balance.cagrad import CAGrad
+from moonopt.balance.dwa import DWA
+from moonopt.balance.famo import FAMO
+from moonopt.balance.graddrop import GradDrop
+from moonopt.balance.gradnorm import GradNorm
+from moonopt.balance.imtl import IMTLG
+from moonopt.balance.linear import LS, SI, STL
+from moonopt.balance.mgda import MGDA
+from moonopt.balance.nash import NashMTL
+from moonopt.balance.pcgrad import PCGrad
+from moonopt.balance.rlw import RLW
+from moonopt.balance.uncertainty import UW
+from moonopt.errors import unknown_name
+from moonopt.optim.moon import MOON
+from moonopt.optim.muon import Muon
+from moonopt.tasks.losses import task_names
+
+Protocol = Literal["paper", "nash-mtl", "famo"]
+
+#: The balancers by name.
+BALANCERS: dict[str, type[Balancer]] = {
+    each.name: each for each in (STL, LS, SI, RLW, DWA, UW, GradNorm, MGDA, PCGrad, GradDrop, CAGrad, IMTLG, NashMTL, FAMO)
+}
+
+#: Where public codes differ, by protocol: what is not here is the balancer's default, and the same everywhere.
+#: "paper" takes every method as its own paper has it, with weights that sum to 1 where that leaves it open (LS, MGDA, CAGrad),
+#: so that a rate means the same for all of them, and no clipping but Nash-MTL's. The MOON paper does not state its own.
+PROTOCOLS: dict[str, dict[str, dict[str, Any]]] = {
+    "paper": {
+        "nash-mtl": {"max_norm": 1.0},
+    },
+    "nash-mtl": {
+        "ls": {"reduction": "sum"},
+        "si": {"reduction": "sum"},
+        "dwa": {"reduction": "mean"},
+        "mgda": {"times_tasks": True},
+        "cagrad": {"times_tasks": True},
+        "nash-mtl": {"max_norm": 1.0},
+    },
+    "famo": {
+        "ls": {"reduction": "sum"},
+        "si": {"reduction": "sum"},
+        "dwa": {"reduction": "mean"},
+        "mgda": {"times_tasks": True},
+        "cagrad": {"times_tasks": True},
+        "nash-mtl": {"max_norm": 1.0},
+        "famo": {"max_norm": 1.0},
+    },
+}
+
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
+    "adam": lambda model, **settings: torch.optim.Adam(model.parameters(), **({"lr": 1e-3} | settings)),
+    "muon": Muon,
+}
+
+
+def build(
+    name: str,
+    model: nn.Module,
+    tasks: int | Sequence[str],
+    *,
+    balancer: Mapping[str, Any] | None = None,
+    optimizer: Mapping[str, Any] | None = None,
+    protocol: Protocol = "paper",
+    **options: Any,
+) -> Muon | Balanced:
+    """The method of a name: "moon", "muon", a balancer such as "nash-mtl" (with Adam), or that with Muon, "nash-mtl+muon".
+
+    Args:
+        name: see ``METHODS``.
+        model: whose parameters to train.
+        tasks: their names, or how many.
+        balancer: settings of the balancer, over those of the protocol.
+        optimizer: settings of the optimizer: Adam's (``lr=1e-3`` by default), Muon's or MOON's.
+        protocol: which conventions: see ``PROTOCOLS``.
+        options: of ``Balanced``: engine, every, shared, nonfinite.
+
+    >>> build("famo+muon", nn.Linear(3, 3), 3, balancer={"gamma": 0.01}).balancer.gamma
+    0.01
+
+    """
+    if protocol not in PROTOCOLS:
+        raise ValueError(unknown_name(protocol, tuple(PROTOCOLS), "protocol"))
+    base, _, inner = name.partition("+")
+    if name not in METHODS:
+        raise ValueError(unknown_name(name, METHODS, "method"))
+    if base in ("moon", "muon"):
+        if balancer or options:
+            raise ValueError(f"{name} has no balancer: found settings {', '.join([*(balancer or {}), *options])}.")
+        settings = dict(optimizer or {})
+        return MOON(model, tasks=tasks, **settings) if base == "moon" else Muon(model, **settings)
+    chosen = PROTOCOLS[protocol].get(base, {}) | dict(balancer or {})
+    return Balanced(
+        BALANCERS[base](task_names(tasks), **chosen),
+        OPTIMIZERS[inner or "adam"](model, **(optimizer or {})),
+        module=model,
+        **options,
+    )
+
+
+#: Every name that ``build`` knows.
+METHODS: tuple[str, ...] = ("moon", "muon", *BALANCERS, *(f"{name}+muon" for name in BALANCERS))
