@@ -7,13 +7,12 @@ coordinate (``Aggregator``). What they remember between steps lives in a ``Memor
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from moonopt.tasks.gradients import depends_on, gram_by_blocks, gram_by_columns, gram_matrix, task_gradients
+from moonopt.tasks.gradients import gram_by_blocks, gram_matrix, shared_by, task_gradients
 from moonopt.tasks.losses import TaskLosses, task_names
 from moonopt.tasks.reduce import mean_over_ranks
 
@@ -68,10 +67,10 @@ class Tasks:
         parameters: Sequence[Tensor],
         shared: Sequence[Tensor] | None,
         engine: Engine,
-        evaluate: Callable[[], AbstractContextManager[Tensor]] | None,
+        gram: Tensor | None = None,
     ) -> None:
         self.losses, self.parameters = losses, list(parameters)
-        self._shared, self._engine, self._evaluate = shared, engine, evaluate
+        self._shared, self._engine, self._gram = shared, engine, gram
 
     @property
     def count(self) -> int:
@@ -99,9 +98,10 @@ class Tasks:
         if self._shared is not None:
             chosen = set(self._shared)
             return [p for p in self.parameters if p in chosen]
-        if self.count == 1:
-            return self.parameters
-        return [p for p, used in zip(self.parameters, self._users(), strict=True) if sum(used) > 1]
+        if "gradients" not in vars(self) or self.count == 1:
+            return shared_by(self.losses.separate, self.parameters)
+        users = ([gradient is not None for gradient in column] for column in zip(*self.gradients, strict=True))
+        return [p for p, used in zip(self.parameters, users, strict=True) if sum(used) > 1]  # without a look at the graph
 
     @functools.cached_property
     def heads(self) -> list[Tensor]:
@@ -115,12 +115,6 @@ class Tasks:
         gradients, shared = self.gradients, set(self.shared)
         chosen = [index for index, p in enumerate(self.parameters) if p in shared]
         return [[row[index] for index in chosen] for row in gradients]
-
-    def _users(self) -> list[tuple[bool, ...]]:
-        """For each parameter which losses depend on it: the gradients tell, if they are there already."""
-        if "gradients" in vars(self):
-            return [tuple(gradient is not None for gradient in column) for column in zip(*self.gradients, strict=True)]
-        return list(zip(*depends_on(self.losses.separate, self.parameters), strict=True))
 
     def weighted_gradient(self, weights: Tensor) -> dict[Tensor, Tensor]:
         """sum_i w_i g_i in the shared parameters, and the plain gradient of its own task in every other."""
@@ -141,15 +135,11 @@ class Tasks:
 
     def gram(self) -> Tensor:
         """Their inner products, in float64 on the CPU: the one thing that waits for the device."""
-        if self._engine.kind == "columns":
-            if self._evaluate is None:
-                raise ValueError('engine="columns" evaluates the losses again: pass a closure, or losses with again=function.')
-            gram = gram_by_columns(self.losses.separate, self.shared, self._evaluate, self.parameters)
-        elif self._engine.kind == "blocked":
-            gram = gram_by_blocks(self.losses.separate, self.shared, self._engine.size)
-        else:
-            gram = gram_matrix(self.rows)
-        return gram.cpu()
+        if self._gram is not None:
+            return self._gram.cpu()
+        if self._engine.kind == "blocked":
+            return gram_by_blocks(self.losses.separate, self.shared, self._engine.size).cpu()
+        return gram_matrix(self.rows).cpu()
 
 
 class Learned(NamedTuple):
@@ -171,6 +161,8 @@ class Balancer(ABC):
 
     name: ClassVar[str]
     needs_gradients: ClassVar[bool] = False
+    #: Whether their inner products are all that it needs of them.
+    uses_gram: bool = False
     evaluates_again: ClassVar[bool] = False
     #: Whether parameters of a single task see its weight, or the plain gradient of its loss.
     heads: Heads = "weighted"

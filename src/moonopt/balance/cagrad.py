@@ -24,6 +24,7 @@ class CAGrad(Balancer):
 
     name: ClassVar[str] = "cagrad"
     needs_gradients: ClassVar[bool] = True
+    uses_gram: bool = True
     heads: Heads = "plain"
 
     def __init__(self, tasks: int | Sequence[str], c: float = 0.4, rescale: bool = True, times_tasks: bool = False) -> None:

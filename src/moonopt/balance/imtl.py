@@ -16,6 +16,7 @@ class IMTLG(Balancer):
 
     name: ClassVar[str] = "imtl-g"
     needs_gradients: ClassVar[bool] = True
+    uses_gram: bool = True
 
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
         return imtl_g_weights(tasks.gram())

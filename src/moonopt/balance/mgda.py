@@ -25,6 +25,7 @@ class MGDA(Balancer):
 
     name: ClassVar[str] = "mgda"
     needs_gradients: ClassVar[bool] = True
+    uses_gram: bool = True
 
     def __init__(self, tasks: int | Sequence[str], normalisation: str = "none", times_tasks: bool = False) -> None:
         super().__init__(tasks)

@@ -24,6 +24,7 @@ class NashMTL(Balancer):
 
     name: ClassVar[str] = "nash-mtl"
     needs_gradients: ClassVar[bool] = True
+    uses_gram: bool = True
 
     def __init__(self, tasks: int | Sequence[str], max_norm: float | None = 1.0) -> None:
         super().__init__(tasks)

@@ -26,6 +26,7 @@ class PCGrad(Balancer):
 
     name: ClassVar[str] = "pcgrad"
     needs_gradients: ClassVar[bool] = True
+    uses_gram: bool = True
     heads: Heads = "plain"
 
     def __init__(self, tasks: int | Sequence[str], seed: int = 0, reduction: Reduction = "sum") -> None:

@@ -29,6 +29,7 @@ class FromTorchJD(Aggregator):
         self.method = method
         kinds = {each.__name__ for each in type(method).__mro__}
         self._on_gram = getattr(method, "gramian_weighting", method if "_GramianWeighting" in kinds else None)
+        self.uses_gram = self._on_gram is not None
         self._gives_weights = "Weighting" in kinds
 
     def direction(self, tasks: Tasks, memory: Memory) -> dict[Tensor, Tensor]:

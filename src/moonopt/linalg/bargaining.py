@@ -10,11 +10,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from moonopt.linalg.simplex import INDEPENDENT, NEGLIGIBLE, check_eigenvalues, checked, normalised
+from moonopt.linalg.simplex import INDEPENDENT, NEGLIGIBLE, scaled
 
 #: What max_i |a_i (G a)_i - 1| may be in a solution of Nash-MTL's equation.
 RESIDUAL = 1e-8
+#: Tasks are stationary where |sum_i w_i g_i| is below this times (sum_i w_i^2 |g_i|^2)^(1/2), for some weights w.
+STATIONARY = math.sqrt(INDEPENDENT)
 
+_ROUNDING = 1e-15  # of a sum, relative to its terms
 _NASH_STEPS = 100  # 4 to 15 are taken
 _QUADRATIC = 0.25  # Newton decrement from which on full steps at least halve it, but for rounding
 _CANCELLING = 1e4  # mean of (a_i |g_i|)^2 from which on G a is summed up exactly
@@ -23,12 +26,10 @@ _CAGRAD_STEPS = 100  # 10 to 20 are taken, up to 40 where gradients of very diff
 _GAP = 1e-9  # at which to stop
 _SHRINKING = 0.1  # of mu, after a step that was nearly full; smaller factors take more steps on dependent gradients
 _NEARLY_FULL = 0.9
-_CENTRED = 1e-10  # descent
+_CENTRED = 1e-10  # descent after which bounds are tight even next to g_w = 0, where the curvature is up to 1e13
 _SLACK_BOUND = 1e3  # by what factor a slack may differ from mu / z
-_LINE_SEARCH = 1e-2  # promised descent, in units of mu, up to which none is needed
+_LINE_SEARCH = 1e-2  # descent up to which none is needed
 _SHORTEST = 1e-4  # step, and share of the promised descent that a step must bring
-_NOTHING = math.sqrt(INDEPENDENT)
-_ROUNDING = 1e-15  # relative; there is no use in a smaller mu
 
 
 class NashAnswer(NamedTuple):
@@ -53,7 +54,8 @@ class CAGradAnswer(NamedTuple):
         coefficients: x with the direction d = sum_i x_i g_i.
         weights: w in the simplex.
         gap: what d proves about w: <g_w, g0> + c |g0| |g_w| - min_i <g_i, d>, relative to |<g_w, g0>| + c |g0| |g_w|. Where
-            the minimum counts as 0, what may be below that, relative to |g0| (sum_i w_i^2 |g_i|^2)^(1/2).
+            the minimum counts as 0, another d proves that it is, relative to (1 + c) |g0| (sum_i w_i^2 |g_i|^2)^(1/2):
+            about 1e-5.
 
     """
 
@@ -80,14 +82,16 @@ def nash_weights(gram: Tensor, start: Tensor | None = None) -> NashAnswer:
     tensor([0.5000, 2.0000], dtype=torch.float64)
 
     """
-    cosines, norms = _scaled(gram)
-    weights = torch.ones_like(norms) if start is None else _checked_start(start, norms)
-    solution = None
+    cosines, norms = scaled(gram)
+    guesses = [torch.ones_like(norms)]
+    weights = torch.ones_like(norms)
+    if start is not None:
+        weights = _checked_start(start, norms)
+        guesses.append(weights / weights.max() * (norms / norms.max()))
     if cosines.diagonal().min() > 0:
-        guesses = [torch.ones_like(norms), weights / weights.max() * (norms / norms.max())]
         solution = _nash_solution(cosines, min(guesses, key=lambda guess: _nash_objective(cosines, guess)))
-    if solution is not None and (residual := _largest(_nash_residuals(cosines, solution))) <= RESIDUAL:
-        return NashAnswer((solution / norms).to(gram.device), residual, True)
+        if solution is not None and (residual := _largest(_nash_residuals(cosines, solution))) <= RESIDUAL:
+            return NashAnswer((solution / norms).to(gram.device), residual, True)
     return NashAnswer(weights.to(gram.device), _largest(_nash_residuals(cosines, weights * norms)), False)
 
 
@@ -99,7 +103,8 @@ def cagrad_weights(gram: Tensor, c: float) -> CAGradAnswer:
 
     over weights w of the simplex, and d = g0 + c |g0| g_w / |g_w|. The factors m, 1 / (1 + c) or 1 / (1 + c^2) of public codes
     are left to the caller. d is g0 where that is zero, where c is, and where the right side is least at g_w = 0, which is to
-    say at |g_w|^2 <= 1e-12 sum_i w_i^2 |g_i|^2.
+    say at |g_w|^2 <= 1e-10 sum_i w_i^2 |g_i|^2. Up to 1e-5 of it, rounding may leave a gap above 1e-8. If rounding has made
+    eigenvalues of the matrix of cosines negative, twice the lowest is added to its diagonal first.
 
     From c = 1 on, the ball contains 0: the minimum is not negative, and d lets no loss rise unless the minimum is 0. That is
     where the tasks are Pareto stationary. No d lowers all of their losses, many let none rise, such as 0, and yet d is g0, as
@@ -115,8 +120,8 @@ def cagrad_weights(gram: Tensor, c: float) -> CAGradAnswer:
     """
     if not 0 <= c < math.inf:
         raise ValueError(f"c must be finite and not negative, found {c}.")
-    cosines, norms = _scaled(gram)
-    weights, pull, gap = _cagrad(cosines, norms / norms.max(), c)
+    cosines, norms = scaled(gram)
+    weights, pull, gap = _cagrad(_without_negative_eigenvalues(cosines), norms / norms.max(), c)
     return CAGradAnswer((1 / len(norms) + pull * weights).to(gram.device), weights.to(gram.device), gap)
 
 
@@ -136,16 +141,15 @@ def imtl_g_weights(gram: Tensor) -> Tensor:
     tensor([0.7500, 0.2500], dtype=torch.float64)
 
     """
-    cosines, norms = _scaled(gram)
-    lengths = torch.where(cosines.diagonal() > 0, cosines.diagonal().sqrt(), 1.0)
+    cosines, norms = scaled(gram)
+    squares = cosines.diagonal()
+    lengths = torch.where(squares > 0, squares, 1.0).sqrt()
     eigenvalues, vectors = torch.linalg.eigh(cosines / lengths / lengths.unsqueeze(1))
-    kept = eigenvalues > INDEPENDENT
-    shares = vectors[:, kept] @ (vectors[:, kept].sum(0) / eigenvalues[kept])
-    weights = shares / lengths * (norms.min() / norms)
-    rounding = _ROUNDING * len(norms) / eigenvalues[kept].min() if kept.any() else math.inf
+    eigenvalues = torch.where(eigenvalues > INDEPENDENT, eigenvalues, math.inf)
+    weights = vectors @ (vectors.sum(0) / eigenvalues) / (lengths * (norms / norms.min()))
     total = weights.sum()
-    harmless = total.abs() > rounding * weights.abs().sum()
-    return (weights / total if harmless else torch.zeros_like(weights)).to(gram.device)
+    rounding = _ROUNDING * len(norms) / eigenvalues.min() * weights.abs().sum()
+    return (weights / total if total.abs() > rounding else torch.zeros_like(weights)).to(gram.device)
 
 
 @torch.no_grad()
@@ -163,7 +167,7 @@ def pcgrad_weights(gram: Tensor, orders: Tensor) -> Tensor:
     tensor([2.0000, 1.5000], dtype=torch.float64)
 
     """
-    cosines, norms = _scaled(gram)
+    cosines, norms = scaled(gram)
     orders = _checked_orders(orders, len(norms))
     squares = torch.where(cosines.diagonal() > 0, cosines.diagonal(), 1.0)
     projections = cosines / squares.unsqueeze(1)
@@ -173,20 +177,6 @@ def pcgrad_weights(gram: Tensor, orders: Tensor) -> Tensor:
         inner.addcmul_(conflict, projections[partners], value=-1)
         conflicts.scatter_(1, partners.unsqueeze(1), conflict)
     return (1 - norms @ conflicts / squares / norms).to(gram.device)
-
-
-def _scaled(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """C and n with G = diag(n) C diag(n), without rounding: n are the norms rounded up to powers of two.
-
-    The n of a zero gradient is 1, and its inner products are 0.
-    """
-    gram = checked(gram)
-    check_eigenvalues(normalised(gram))
-    norms = gram.diagonal().clamp_min(0).sqrt()
-    zero = norms == 0
-    powers = torch.where(zero, 1.0, norms / torch.frexp(norms).mantissa)
-    cosines = gram / powers / powers.unsqueeze(1)
-    return ((cosines + cosines.mT) / 2).masked_fill_(zero | zero.unsqueeze(1), 0.0), powers
 
 
 def _checked_start(start: Tensor, norms: Tensor) -> Tensor:
@@ -199,8 +189,9 @@ def _checked_start(start: Tensor, norms: Tensor) -> Tensor:
 
 
 def _checked_orders(orders: Tensor, count: int) -> Tensor:
-    if orders.shape != (count, count - 1):
-        raise ValueError(f"orders must have shape {(count, count - 1)}, found {tuple(orders.shape)}.")
+    if orders.shape != (count, count - 1) or orders.is_floating_point():
+        found = f"{orders.dtype} of shape {tuple(orders.shape)}"
+        raise ValueError(f"orders must be integers of shape {(count, count - 1)}, found {found}.")
     tasks = torch.arange(count)
     orders = orders.to("cpu", torch.int64)
     if not (torch.cat([orders, tasks.unsqueeze(1)], 1).sort(1).values == tasks).all():
@@ -209,9 +200,9 @@ def _checked_orders(orders: Tensor, count: int) -> Tensor:
 
 
 def _nash_solution(cosines: Tensor, b: Tensor) -> Tensor | None:
-    """Newton's method in relative changes of b = a n, whose second derivative is I + diag(b) C diag(b).
+    """Newton's method in relative changes of b = a n, in which the second derivative is I + diag(b) C diag(b).
 
-    Every step begins at the best multiple of b. None where a b proves that the tasks are stationary.
+    Every step begins at the best multiple of b. None where some b proves that the tasks are stationary.
     """
     last = math.inf
     for _ in range(_NASH_STEPS):
@@ -230,7 +221,7 @@ def _nash_solution(cosines: Tensor, b: Tensor) -> Tensor | None:
         if decrement > _QUADRATIC:
             b = _nash_search(cosines, b, change, decrement)
         else:
-            b = b * (1 + change)
+            b = b * (1 + _inside(change) * change)
             if decrement < RESIDUAL or decrement > last / 2:
                 break
             last = decrement
@@ -239,8 +230,8 @@ def _nash_solution(cosines: Tensor, b: Tensor) -> Tensor | None:
 
 def _nash_search(cosines: Tensor, b: Tensor, change: Tensor, decrement: float) -> Tensor:
     """Along the Newton direction as far as it pays; 1 / (1 + decrement) always does."""
-    safe, here = 1 / (1 + decrement), _nash_objective(cosines, b)
-    length = _inside(change)
+    here, length = _nash_objective(cosines, b), _inside(change)
+    safe = min(length, 1 / (1 + decrement))
     while length > safe:
         there = b * (1 + length * change)
         if _nash_objective(cosines, there) <= here - 0.2 * length * decrement**2:
@@ -278,31 +269,32 @@ def _largest(residuals: Tensor) -> float:
 
 def _cagrad(cosines: Tensor, norms: Tensor, c: float) -> tuple[Tensor, float, float]:
     """The weights w, the c |g0| / |g_w| of d = g0 + (c |g0| / |g_w|) g_w or 0 where d is g0, and the gap."""
-    total = cosines @ norms
-    square = (norms @ total).item()  # of m g0
-    if square <= NEGLIGIBLE * (norms**2 @ cosines.diagonal()).item():
+    products = cosines @ norms
+    total = math.sqrt(max((norms @ products).item(), 0.0))  # |m g0|
+    if total**2 <= NEGLIGIBLE * (norms**2 @ cosines.diagonal()).item():
         return torch.full_like(norms, 1 / len(norms)), 0.0, 0.0
     if c == 0:
-        lowest = norms * total <= (norms * total).min()
-        return lowest / lowest.sum().double(), 0.0, 0.0
+        lowest = (norms * products <= (norms * products).min()).double()
+        return lowest / lowest.sum(), 0.0, 0.0
     nonzero = cosines.diagonal() > 0
-    convex = _without_negative_eigenvalues(cosines[nonzero][:, nonzero])
-    problem = _ConflictAverse(convex, norms[nonzero], total[nonzero] / math.sqrt(square), c)
+    shortest = norms[nonzero].min().item()
+    problem = _ConflictAverse(cosines[nonzero][:, nonzero], norms[nonzero] / shortest, products[nonzero] / total, c)
     point, gap = problem.solve()
     if point.value >= 0 and not nonzero.all():
         return ~nonzero / (~nonzero).sum().double(), 0.0, 0.0
-    weights = torch.zeros_like(norms).masked_scatter_(nonzero, point.z / norms[nonzero])
-    return weights / weights.sum(), 0.0 if point.is_stationary else c * math.sqrt(square) / len(norms) / point.norm, gap
+    weights = torch.zeros_like(norms).masked_scatter_(nonzero, point.z / problem.norms)
+    pull = 0.0 if point.is_stationary else c * total / len(norms) / (point.norm * shortest)
+    return weights / weights.sum(), pull, gap
 
 
 def _without_negative_eigenvalues(cosines: Tensor) -> Tensor:
-    """With twice the lowest added, if it is negative by more than the rounding of float64."""
+    """With twice the lowest added to the squares, if it is negative by more than the rounding of float64."""
     shifted = cosines.clone()
     shifted.diagonal().add_(_ROUNDING * len(cosines))
-    if torch.linalg.cholesky_ex(shifted).info == 0:
+    if int(torch.linalg.cholesky_ex(shifted).info) == 0:
         return cosines
-    shifted.diagonal().sub_(2 * torch.linalg.eigvalsh(cosines)[0])
-    return shifted
+    squares = cosines.diagonal()
+    return cosines - torch.where(squares > 0, 2 * torch.linalg.eigvalsh(cosines)[0], 0.0).diag()
 
 
 class _ConflictAverse:
@@ -325,7 +317,7 @@ class _ConflictAverse:
         best, best_gap, best_excess = point, math.inf, math.inf
         for _ in range(_CAGRAD_STEPS):
             gap = point.gap(mu)
-            excess = gap / (_NOTHING if point.is_stationary else _GAP)
+            excess = gap / (STATIONARY if point.is_stationary else _GAP)
             if excess < best_excess:
                 best, best_gap, best_excess = point, gap, excess
             if excess <= 1:
@@ -343,7 +335,7 @@ class _ConflictAverse:
 
 
 class _Point:
-    """A multiple of z that is in the simplex, and the problem there."""
+    """The multiple of z whose w are in the simplex, and the problem there."""
 
     def __init__(self, problem: _ConflictAverse, z: Tensor) -> None:
         self.problem = problem
@@ -358,7 +350,7 @@ class _Point:
     @property
     def is_stationary(self) -> bool:
         """Whether g_w counts as zero, or might as well be: with c = 1, others can have a value of zero, too."""
-        return min(self.norm, self.value if self.problem.c >= 1 else math.inf) <= _NOTHING * self.size
+        return min(self.norm, self.value if self.problem.c >= 1 else math.inf) <= STATIONARY * self.size
 
     def gap(self, mu: float) -> float:
         c = self.problem.c
@@ -402,16 +394,10 @@ class _Point:
 
     def search(self, change: Tensor, descent: float, mu: float) -> tuple[float, "_Point"]:
         """Along a direction of descent as far as it pays."""
-        length = _inside(change)
-        moved = self._moved(length * change)
-        if descent <= _LINE_SEARCH:
-            return length, moved
-        here = self.barrier(mu)
-        enough = here + _ROUNDING * abs(here)
-        while length > _SHORTEST and moved.barrier(mu) > enough - _SHORTEST * length * descent:
+        length, here = _inside(change), self.barrier(mu) if descent > _LINE_SEARCH else math.inf
+        while True:
+            moved = _Point(self.problem, self.z * (1 + length * change))
+            enough = here + _ROUNDING * abs(here) - _SHORTEST * length * descent
+            if length < _SHORTEST or enough == math.inf or moved.barrier(mu) <= enough:
+                return length, moved
             length /= 2
-            moved = self._moved(length * change)
-        return length, moved
-
-    def _moved(self, change: Tensor) -> "_Point":
-        return _Point(self.problem, self.z * (1 + change))

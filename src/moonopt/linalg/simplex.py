@@ -1,7 +1,7 @@
 """Small convex problems over the probability simplex {z >= 0, sum z = 1}, given by the Gram matrix of some vectors.
 
-``min_norm_weights`` is the weighting of MGDA (Désidéri, 2012). The vectors are few, one per task: everything is computed on
-the CPU in float64, and nothing is differentiable.
+``min_norm_weights`` is the weighting of MGDA (Désidéri, 2012); other methods' weights are in ``bargaining.py``. The vectors
+are few, one per task: everything is computed on the CPU in float64, and nothing is differentiable.
 """
 
 import math
@@ -38,11 +38,28 @@ def min_norm_weights(gram: Tensor) -> Tensor:
     tensor([0.7500, 0.2500], dtype=torch.float64)
 
     """
-    weights = _min_norm(normalised(checked(gram)))
+    weights = _min_norm(_normalised(_checked(gram)))
     return (weights / weights.sum()).to(gram.device)
 
 
-def checked(gram: Tensor) -> Tensor:
+def scaled(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """C and n with G = diag(n) C diag(n), without rounding: n are the norms, rounded up to powers of two.
+
+    Where a norm is zero, so is the row of C, and n is that of the longest vector.
+    """
+    gram = _checked(gram)
+    _check_eigenvalues(_normalised(gram))
+    norms = gram.diagonal().clamp_min(0).sqrt()
+    zero = norms == 0
+    if zero.any():
+        norms = torch.where(zero, norms.max() if norms.max() > 0 else 1.0, norms)
+        gram = gram.masked_fill(zero | zero.unsqueeze(1), 0.0)
+    powers = norms / torch.frexp(norms).mantissa
+    cosines = gram / powers / powers.unsqueeze(1)
+    return (cosines + cosines.mT) / 2, powers
+
+
+def _checked(gram: Tensor) -> Tensor:
     """G on the CPU in float64."""
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or gram.shape[0] == 0:
         raise ValueError(f"A Gram matrix has shape (m, m) with m >= 1, found shape {tuple(gram.shape)}.")
@@ -56,7 +73,7 @@ def checked(gram: Tensor) -> Tensor:
     return gram
 
 
-def normalised(gram: Tensor) -> Tensor:
+def _normalised(gram: Tensor) -> Tensor:
     """G made symmetric, with trace 1 unless it is zero."""
     largest = gram.abs().max()
     if largest == 0:
@@ -68,11 +85,10 @@ def normalised(gram: Tensor) -> Tensor:
     return (gram + gram.mT) / (2 * trace)
 
 
-def check_eigenvalues(gram: Tensor) -> None:
-    """Raise where the lowest of a G with trace 1 is too negative."""
+def _check_eigenvalues(gram: Tensor) -> None:
     shifted = gram.clone()
     shifted.diagonal().add_(MOST_NEGATIVE)
-    if torch.linalg.cholesky_ex(shifted).info > 0:
+    if int(torch.linalg.cholesky_ex(shifted).info) != 0:
         _check_lowest_eigenvalue(torch.linalg.eigvalsh(gram)[0].item())
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from moonopt.linalg.polar import without_autocast
+from moonopt.tasks.losses import TaskLosses
 from moonopt.tasks.tangents import carried, tangent_of
 
 #: Losses are multiplied by this and gradients divided by it again, in float32: what a half-precision backward pass
@@ -18,10 +19,13 @@ from moonopt.tasks.tangents import carried, tangent_of
 GRADIENT_SCALE = 2.0**8
 
 
-def task_gradients(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[list[Tensor | None]]:
+def task_gradients(
+    losses: Sequence[Tensor], parameters: Sequence[Tensor], retain_graph: bool = True
+) -> list[list[Tensor | None]]:
     """For each loss its gradients in the parameters, in float32 or better; None where it does not depend on one.
 
-    The graph must be one that several backward passes can go through: see ``graph_features``.
+    The graph must be one that several backward passes can go through: see ``graph_features``. Without ``retain_graph``, which is
+    for a single loss, it is gone afterwards.
     """
     if not parameters:
         return [[] for _ in losses]
@@ -30,9 +34,13 @@ def task_gradients(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> li
         for loss in losses:
             row: Sequence[Tensor | None] = [None] * len(parameters)
             if loss.requires_grad:
-                row = torch.autograd.grad(loss * GRADIENT_SCALE, parameters, retain_graph=True, allow_unused=True)
+                row = torch.autograd.grad(loss * GRADIENT_SCALE, parameters, retain_graph=retain_graph, allow_unused=True)
             rows.append([None if each is None else _unscaled(each) for each in row])
     return rows
+
+
+#: How many numbers are converted to float64 at a time for inner products.
+CHUNK = 2**20
 
 
 def gram_matrix(rows: Sequence[Sequence[Tensor | None]]) -> Tensor:
@@ -40,31 +48,57 @@ def gram_matrix(rows: Sequence[Sequence[Tensor | None]]) -> Tensor:
     total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
     for column in zip(*rows, strict=True):
         here = [index for index, gradient in enumerate(column) if gradient is not None]
-        if here:
-            stack = torch.stack([column[index].flatten() for index in here]).double()
-            products = stack @ stack.mT
-            total = total.to(products.device)
-            at = torch.tensor(here, device=products.device)
-            total[at[:, None], at] += products
+        flat = [gradient.flatten() for gradient in column if gradient is not None]
+        if not flat:
+            continue
+        products = sum(
+            (part @ part.mT for part in _in_float64(flat)), torch.zeros((), dtype=torch.float64, device=flat[0].device)
+        )
+        at = torch.tensor(here, device=products.device)
+        total = total.to(products.device)
+        total[at[:, None], at] += products
     return total
 
 
+def _in_float64(vectors: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The vectors as rows of matrices, a few columns at a time: all of them at once would take three times their memory."""
+    size = max(1, CHUNK // len(vectors))
+    for start in range(0, vectors[0].numel(), size):
+        yield torch.stack([vector[start : start + size] for vector in vectors]).double()
+
+
 #: Evaluates the losses again, in a context: see ``moonopt.tasks.replay``.
-Evaluate = Callable[[], AbstractContextManager[Tensor]]
+Evaluate = Callable[[], AbstractContextManager[TaskLosses]]
 
 
-def gram_by_columns(
-    losses: Sequence[Tensor], parameters: Sequence[Tensor], evaluate: Evaluate, trained: Sequence[Tensor]
-) -> Tensor:
-    """One gradient at a time: the derivatives of all losses along it are its column. ``trained`` are all parameters."""
-    columns = []
-    for loss in losses:
-        (row,) = task_gradients([loss], parameters)
-        directions = {p: g for p, g in zip(parameters, row, strict=True) if g is not None}
-        with carried(directions, trained), evaluate() as again:
-            columns.append(tangent_of(again).detach().double())
+def gram_by_columns(evaluate: Evaluate, parameters: Sequence[Tensor], shared: Sequence[Tensor] | None) -> Tensor:
+    """One gradient at a time: the derivatives of all losses along it are its column.
+
+    Every evaluation is over before the next one begins, so that no graph is kept beside another. Without ``shared``, it is the
+    parameters that more than one loss depends on.
+    """
+    columns: list[Tensor] = []
+    count = 1
+    while len(columns) < count:
+        with torch.enable_grad(), evaluate() as losses:
+            count = len(losses.separate)
+            shared = shared_by(losses.separate, parameters) if shared is None else shared
+            (row,) = task_gradients([losses.separate[len(columns)]], shared, retain_graph=False)
+        del losses
+        directions = {p: g for p, g in zip(shared, row, strict=True) if g is not None}
+        with carried(directions, parameters), evaluate() as again:
+            columns.append(tangent_of(again.values).detach().double())
+        del again
     gram = torch.stack(columns, 1)
     return (gram + gram.mT) / 2
+
+
+def shared_by(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+    """The parameters that more than one of the losses depends on; all of them, if there is only one loss."""
+    if len(losses) == 1:
+        return list(parameters)
+    users = zip(*depends_on(losses, parameters), strict=True)
+    return [p for p, used in zip(parameters, users, strict=True) if sum(used) > 1]
 
 
 def gram_by_blocks(losses: Sequence[Tensor], parameters: Sequence[Tensor], size: int) -> Tensor:

@@ -40,6 +40,7 @@ class Pending:
         self.counters: dict[str, int | Tensor] = {}
         self.latest: dict[str, float | Tensor] = {}  # of the last step, for diagnostics
         self.by_task: dict[str, Tensor] = {}  # of the last step, one number per task
+        self.foreseen: dict[str, Tensor] = {}  # what was evaluated before the first evaluation
         self.shared: list[Tensor] = []  # the parameters that tasks have in common, where a balancer asks
         self.warned: set[str] = set()
 

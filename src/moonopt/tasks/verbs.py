@@ -64,11 +64,13 @@ class TaskOptimizer(Optimizer):
             if again is not None:
                 raise ValueError("again= is for losses that were computed already: a closure is called again by itself.")
             replay = self._replay(closure, args)
+            self._look_ahead(replay)
             answer = closure(*args) if replay is None else replay.first()
         else:
             if args:
                 raise ValueError(f"Arguments are for a closure, and the first one is a {type(closure).__name__}.")
             replay = None if again is None else self._replay(again, ())
+            self._look_ahead(replay)
             answer = closure
         losses = self._read(answer, replay)
         batch = self._micro_batch(losses, replay) if losses.values.requires_grad else None
@@ -80,6 +82,9 @@ class TaskOptimizer(Optimizer):
     def _replay(self, closure: Closure, args: tuple[Any, ...]) -> Replay | None:
         """How to evaluate ``closure`` again, for methods that do."""
         return None
+
+    def _look_ahead(self, replay: Replay | None) -> None:
+        """What a method evaluates before the evaluation that counts."""
 
     def _read(self, answer: Losses, replay: Replay | None) -> TaskLosses:
         """The losses by task."""

@@ -1,0 +1,265 @@
+"""Gradient-based balancers: their conditions, TorchJD where it solves the same problem, engines, invariances."""
+
+import pytest
+import torch
+from torch import nn
+
+from moonopt.balance.balanced import Balanced
+from moonopt.balance.cagrad import CAGrad
+from moonopt.balance.graddrop import GradDrop
+from moonopt.balance.imtl import IMTLG
+from moonopt.balance.linear import LS
+from moonopt.balance.mgda import MGDA
+from moonopt.balance.nash import NashMTL
+from moonopt.balance.pcgrad import PCGrad
+from moonopt.balance.torchjd import FromTorchJD
+from moonopt.methods import BALANCERS, build
+
+GOLDEN = torch.tensor([[-4.0, 1.0, 1.0], [6.0, 1.0, 1.0]], dtype=torch.float64)
+DETERMINISTIC = {"mgda": MGDA, "cagrad": CAGrad, "imtl-g": IMTLG, "nash-mtl": NashMTL}
+
+
+def jacobian(tasks, columns=30, spread=1.0, rank=None, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    rank = columns if rank is None else rank
+    rows = torch.randn(tasks, rank, dtype=torch.float64, generator=generator)
+    rows = rows @ torch.randn(rank, columns, dtype=torch.float64, generator=generator)
+    return rows * torch.logspace(0, torch.tensor(spread).log10().item(), tasks, dtype=torch.float64)[:, None]
+
+
+def combined(balancer, rows, heads=False, **options):
+    """The gradient of the combined loss of linear losses whose gradients are the rows; with heads, theirs too."""
+    theta = nn.Parameter(torch.zeros(rows.shape[1], dtype=rows.dtype))
+    own = [nn.Parameter(torch.zeros((), dtype=rows.dtype)) for _ in rows] if heads else []
+    optimizer = Balanced(balancer, torch.optim.SGD([theta, *own], lr=0.1), **options)
+    losses = lambda: [row @ theta + 1 + (own[i] if heads else 0) for i, row in enumerate(rows)]  # noqa: E731
+    optimizer.combine(losses).backward()
+    gradient = theta.grad
+    return (gradient, torch.stack([p.grad for p in own])) if heads else gradient
+
+
+def test_golden_values():
+    """Of TorchJD's table, where its convention is ours."""
+    expected = {
+        MGDA(2): (0.0, 1.0, 1.0),
+        IMTLG(2): (0.0767, 1.0, 1.0),
+        PCGrad(2): (0.5848, 3.8012, 3.8012),
+        CAGrad(2, c=0.5, rescale=False): (0.1835, 1.2041, 1.2041),
+    }
+    for balancer, gradient in expected.items():
+        assert combined(balancer, GOLDEN).tolist() == pytest.approx(gradient, abs=6e-5)
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e4])
+@pytest.mark.parametrize("tasks", [2, 3, 11, 40])
+def test_mgda_and_nash_meet_their_conditions(tasks, spread):
+    rows = jacobian(tasks, 60, spread)
+    gradient = combined(MGDA(tasks), rows)
+    assert (rows @ gradient).min() >= gradient @ gradient - 1e-10 * rows.square().sum()
+    optimizer, weights = _weights(NashMTL(tasks), rows)
+    assert weights * (rows @ (weights @ rows)) == pytest.approx(torch.ones(tasks, dtype=torch.float64), rel=1e-8)
+    assert optimizer.memory["unsolved"] == 0
+
+
+def _weights(balancer, rows):
+    theta = nn.Parameter(torch.zeros(rows.shape[1], dtype=rows.dtype))
+    optimizer = Balanced(balancer, torch.optim.SGD([theta], lr=0.1))
+    optimizer.combine(lambda: [row @ theta for row in rows])
+    return optimizer, optimizer.task_weights.double()
+
+
+def test_imtl_g_has_equal_projections():
+    rows = jacobian(5, 30, 100.0)
+    gradient = combined(IMTLG(5), rows)
+    projections = rows @ gradient / rows.norm(dim=1)
+    assert projections.tolist() == pytest.approx([projections.mean().item()] * 5, rel=1e-4)
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e2])
+@pytest.mark.parametrize("tasks", [2, 3, 11])
+def test_torchjd_agrees_where_it_solves_the_same_problem(tasks, spread):
+    aggregation = pytest.importorskip("torchjd.aggregation")
+    rows = jacobian(tasks, 40, spread)
+    pairs = [(IMTLG(tasks), "IMTLG", {}), (CAGrad(tasks, c=0.4, rescale=False), "CAGrad", {"c": 0.4})]
+    for balancer, name, settings in pairs:
+        try:
+            theirs = getattr(aggregation, name)(**settings)(rows)
+        except ImportError:
+            continue
+        assert torch.allclose(combined(balancer, rows), theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
+
+
+def test_pcgrad_and_graddrop_agree_with_torchjd_under_the_same_random_numbers(monkeypatch):
+    aggregation = pytest.importorskip("torchjd.aggregation")
+    rows = jacobian(6, 40)
+    torch.manual_seed(3)
+    theirs = aggregation.PCGrad()(rows)
+
+    def their_orders(count, generator):
+        torch.manual_seed(3)
+        return torch.stack([order[order != i] for i, order in enumerate(torch.randperm(count) for _ in range(count))])
+
+    monkeypatch.setattr("moonopt.balance.pcgrad.random_orders", their_orders)
+    assert torch.allclose(combined(PCGrad(6), rows), theirs, atol=1e-5)
+
+    torch.manual_seed(4)
+    theirs = aggregation.GradDrop()(rows)
+    monkeypatch.setattr("moonopt.balance.chance.generator", lambda memory, device="cpu": torch.Generator().manual_seed(4))
+    assert torch.allclose(combined(GradDrop(6), rows), theirs, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["UPGrad", "Mean", "MGDA", "AlignedMTL", "ConFIG", "TrimmedMean", "MGDAWeighting"])
+def test_any_torchjd_aggregator_or_weighting_is_a_balancer(name):
+    aggregation = pytest.importorskip("torchjd.aggregation")
+    settings = {"trim_number": 1} if name == "TrimmedMean" else {}
+    try:
+        method = getattr(aggregation, name)(**settings)
+    except ImportError as error:
+        pytest.skip(str(error))
+    rows = jacobian(4, 20).float()
+    expected = method(rows) if not name.endswith("Weighting") else method(rows @ rows.T) @ rows
+    shared, heads = combined(FromTorchJD(4, method), rows, heads=True)
+    assert torch.allclose(shared, expected, rtol=1e-3, atol=1e-3)
+    assert torch.equal(heads, torch.ones(4))
+
+
+@pytest.mark.parametrize("name", [name for name, each in BALANCERS.items() if each.uses_gram])
+def test_engines_agree(name):
+    """On a net with dropout, batch norm and heads, whose buffers move once per step whatever the engine."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.trunk = nn.Sequential(
+                nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 8), nn.Tanh()
+            )
+            self.heads = nn.ModuleList(nn.Linear(8, 1) for _ in range(5))
+
+        def losses(self, x, y):
+            hidden = self.trunk(x)
+            return [(head(hidden)[:, 0] - y[:, i]).square().mean() for i, head in enumerate(self.heads)]
+
+    generator = torch.Generator().manual_seed(1)
+    x, y = (
+        torch.randn(16, 6, dtype=torch.float64, generator=generator),
+        torch.randn(16, 5, dtype=torch.float64, generator=generator),
+    )
+    found = []
+    for engine in ("stored", "columns", "blocked:2", "blocked:9"):
+        torch.manual_seed(0)
+        model = Net().double()
+        optimizer = build(name, model, 5, engine=engine)
+        for _ in range(4):
+            optimizer.minimize(model.losses, x, y)
+        found.append(torch.cat([t.detach().double().flatten() for t in model.state_dict().values()]))
+    for other in found[1:]:
+        assert torch.allclose(found[0], other, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["pcgrad", "cagrad", "graddrop"])
+def test_heads_get_the_plain_gradient(name):
+    rows = jacobian(3, 10)
+    _, heads = combined(BALANCERS[name](3), rows, heads=True)
+    assert heads.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_heads_see_the_weight_or_not_as_the_method_says(name):
+    rows = jacobian(3, 10)
+    balancer = DETERMINISTIC[name](3)
+    theirs = combined(DETERMINISTIC[name](3), rows, heads=True)[1]
+    _, weights = _weights(DETERMINISTIC[name](3), rows)
+    expected = [1.0] * 3 if balancer.heads == "plain" else weights.tolist()
+    assert theirs.tolist() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_the_order_of_the_tasks_does_not_matter(name):
+    rows = jacobian(5, 20, 10.0)
+    order = torch.tensor([3, 0, 4, 1, 2])
+    one, other = combined(DETERMINISTIC[name](5), rows), combined(DETERMINISTIC[name](5), rows[order])
+    assert torch.allclose(one, other, rtol=1e-4, atol=1e-5 * float(one.abs().max()))
+
+
+def test_scaling_the_losses():
+    """Nash-MTL's update does not change, IMTL-G's not in its direction; MGDA's and CAGrad's do."""
+    rows = jacobian(4, 20)
+    scales = torch.tensor([1.0, 10.0, 0.1, 3.0], dtype=torch.float64)[:, None]
+
+    def changed(balancer):
+        one, other = combined(balancer(4), rows), combined(balancer(4), scales * rows)
+        cosine = float(one @ other / one.norm() / other.norm())
+        return float((one - other).norm() / one.norm()), cosine
+
+    assert changed(NashMTL)[0] < 1e-5
+    assert changed(IMTLG)[1] == pytest.approx(1, abs=1e-6)
+    for balancer in (MGDA, CAGrad, LS):
+        difference, cosine = changed(balancer)
+        assert difference > 0.1
+        assert cosine < 0.999
+
+
+def test_conventions():
+    rows = jacobian(3, 10)
+    assert torch.allclose(combined(MGDA(3, times_tasks=True), rows), 3 * combined(MGDA(3), rows))
+    assert torch.allclose(combined(CAGrad(3, rescale=False), rows), 1.16 * combined(CAGrad(3), rows), rtol=1e-5)
+    assert torch.allclose(combined(CAGrad(3, times_tasks=True), rows), 3 * combined(CAGrad(3), rows), rtol=1e-5)
+    assert torch.allclose(combined(PCGrad(3, reduction="mean"), rows), combined(PCGrad(3), rows) / 3, rtol=1e-5)
+    normal = combined(MGDA(3, normalisation="l2"), rows * torch.tensor([[1.0], [50.0], [0.01]]))
+    weights = _weights(MGDA(3), rows / rows.norm(dim=1, keepdim=True))[1]
+    assert torch.allclose(normal, weights @ (rows * torch.tensor([[1.0], [50.0], [0.01]])), rtol=1e-4)
+
+
+def test_nash_keeps_its_weights_where_there_is_no_solution():
+    rows = jacobian(3, 10)
+    theta = nn.Parameter(torch.zeros(10, dtype=torch.float64))
+    optimizer = Balanced(NashMTL(3), torch.optim.SGD([theta], lr=0.0))
+    optimizer.minimize(lambda: [row @ theta for row in rows])
+    before = optimizer.task_weights.clone()
+    optimizer.minimize(lambda: [rows[0] @ theta, -(rows[0] @ theta), rows[1] @ theta])
+    optimizer.minimize(lambda: [rows[0] @ theta, 0 * theta.sum(), rows[1] @ theta])
+    assert torch.equal(optimizer.task_weights, before)
+    assert optimizer.memory["unsolved"] == 2
+
+
+def test_clipping_is_of_the_shared_parameters():
+    rows = 100 * jacobian(3, 10)
+    theta = nn.Parameter(torch.zeros(10, dtype=torch.float64))
+    own = [nn.Parameter(torch.zeros((), dtype=torch.float64)) for _ in rows]
+    optimizer = Balanced(NashMTL(3, max_norm=1e-3), torch.optim.SGD([theta, *own], lr=1.0))
+    optimizer.minimize(lambda: [row @ theta + 5 * own[i] for i, row in enumerate(rows)])
+    assert theta.detach().norm().item() == pytest.approx(1e-3, rel=1e-3)
+    assert min(abs(p.item()) for p in own) > 1e-3
+
+
+def test_every_so_many_steps():
+    rows = jacobian(3, 10)
+    theta = nn.Parameter(torch.ones(10, dtype=torch.float64))
+    optimizer = Balanced(MGDA(3), torch.optim.SGD([theta], lr=0.01), every=3)
+    seen = []
+    for step in range(6):
+        optimizer.minimize(lambda s=step: [(row @ theta).square() * (1 + s * i) for i, row in enumerate(rows)])
+        seen.append(tuple(optimizer.task_weights.tolist()))
+    assert seen[0] == seen[1] == seen[2] != seen[3] == seen[4] == seen[5]
+    with pytest.raises(ValueError, match="every must be"):
+        Balanced(GradDrop(3), torch.optim.SGD([theta], lr=0.01), every=2)
+
+
+def test_shared_parameters_can_be_chosen():
+    rows = jacobian(2, 6)
+    first, second = (nn.Parameter(torch.zeros(6, dtype=torch.float64)) for _ in range(2))
+
+    def weights(shared):
+        optimizer = Balanced(MGDA(2), torch.optim.SGD([first, second], lr=0.1), shared=shared)
+        optimizer.combine(lambda: [rows[0] @ first + rows[1] @ second, rows[1] @ first + 5 * rows[0] @ second])
+        return optimizer.task_weights
+
+    assert not torch.allclose(weights([first]), weights(None))
+    assert torch.allclose(weights([first, second]), weights(None))
+
+
+def test_columns_need_a_closure():
+    theta = nn.Parameter(torch.zeros(3))
+    optimizer = Balanced(MGDA(2), torch.optim.SGD([theta], lr=0.1), engine="columns")
+    with pytest.raises(ValueError, match=r'engine="columns" evaluates the losses again: pass a closure'):
+        optimizer.combine([theta.sum(), theta.square().sum()])
