@@ -7,20 +7,24 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from moonopt.balance.balanced import Balanced
-from moonopt.balance.base import Balancer
-from moonopt.balance.cagrad import CAGrad
-from moonopt.balance.dwa import DWA
-from moonopt.balance.famo import FAMO
-from moonopt.balance.graddrop import GradDrop
-from moonopt.balance.gradnorm import GradNorm
-from moonopt.balance.imtl import IMTLG
-from moonopt.balance.linear import LS, SI, STL
-from moonopt.balance.mgda import MGDA
-from moonopt.balance.nash import NashMTL
-from moonopt.balance.pcgrad import PCGrad
-from moonopt.balance.rlw import RLW
-from moonopt.balance.uncertainty import UW
+from moonopt.balance import (
+    DWA,
+    FAMO,
+    IMTLG,
+    LS,
+    MGDA,
+    RLW,
+    SI,
+    STL,
+    UW,
+    Balanced,
+    Balancer,
+    CAGrad,
+    GradDrop,
+    GradNorm,
+    NashMTL,
+    PCGrad,
+)
 from moonopt.errors import unknown_name
 from moonopt.optim.moon import MOON
 from moonopt.optim.muon import Muon

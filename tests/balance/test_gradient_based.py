@@ -89,6 +89,26 @@ def test_torchjd_agrees_where_it_solves_the_same_problem(tasks, spread):
         assert torch.allclose(combined(balancer, rows), theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max()))
 
 
+def test_where_torchjd_does_not_converge():
+    """MGDA's Frank-Wolfe stops at steps of 1e-3, and Nash-MTL's convex solver fails from norm spreads of 1e3 on."""
+    aggregation = pytest.importorskip("torchjd.aggregation")
+    rows = jacobian(11, 40)
+    gaps = []
+    for gradient in (aggregation.MGDA()(rows), combined(MGDA(11), rows)):
+        gaps.append(float((gradient @ gradient - (rows @ gradient).min()) / rows.square().sum()))
+    assert gaps[1] < 1e-10 < 1e-6 < gaps[0]
+
+    pytest.importorskip("ecos")
+    rows = jacobian(3, 40, 1e4)
+    nash = aggregation.NashMTL(n_tasks=3, max_norm=0.0)
+    direction = nash(rows)
+    weights = torch.linalg.lstsq(rows.T, direction[:, None]).solution[:, 0]
+    residual = float((weights * (rows @ direction) - 1).abs().max())
+    ours = _weights(NashMTL(3), rows)[1]
+    assert float((ours * (rows @ (ours @ rows)) - 1).abs().max()) < 1e-8
+    assert residual > 0.9  # 1 is what weights of zero have
+
+
 def test_pcgrad_and_graddrop_agree_with_torchjd_under_the_same_random_numbers(monkeypatch):
     aggregation = pytest.importorskip("torchjd.aggregation")
     rows = jacobian(6, 40)

@@ -24,8 +24,8 @@ def task_gradients(
 ) -> list[list[Tensor | None]]:
     """For each loss its gradients in the parameters, in float32 or better; None where it does not depend on one.
 
-    The graph must be one that several backward passes can go through: see ``graph_features``. Without ``retain_graph``, which is
-    for a single loss, it is gone afterwards.
+    The graph must be one that several backward passes can go through: see ``graph_features``. Without ``retain_graph``, for a
+    single loss, it is gone afterwards.
     """
     if not parameters:
         return [[] for _ in losses]
