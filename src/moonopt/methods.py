@@ -38,8 +38,8 @@ BALANCERS: dict[str, type[Balancer]] = {
 }
 
 #: Where public codes differ, by protocol: what is not here is the balancer's default, and the same everywhere.
-#: "paper" takes every method as its own paper has it, with weights that sum to 1 where that leaves it open (LS, MGDA, CAGrad),
-#: so that a rate means the same for all of them, and no clipping but Nash-MTL's. The MOON paper does not state its own.
+#: "paper" takes every method as its own paper has it, without factors of K that match a summed loss (LS is the mean), and no
+#: clipping but Nash-MTL's. The MOON paper does not state its own.
 PROTOCOLS: dict[str, dict[str, dict[str, Any]]] = {
     "paper": {
         "nash-mtl": {"max_norm": 1.0},

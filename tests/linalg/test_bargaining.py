@@ -15,7 +15,8 @@ from scipy.optimize import minimize, nnls
 from torch import Tensor
 
 from moonopt.linalg import bargaining
-from moonopt.linalg.bargaining import CAGradAnswer, cagrad_weights, imtl_g_weights, nash_weights, pcgrad_weights
+from moonopt.linalg.bargaining import imtl_g_weights, nash_weights, pcgrad_weights
+from moonopt.linalg.conflict_averse import CAGradAnswer, cagrad_weights
 from moonopt.linalg.simplex import min_norm_weights
 
 few = settings(max_examples=40, deadline=None, derandomize=True)

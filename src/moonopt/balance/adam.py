@@ -1,7 +1,9 @@
 """Adam for the learnable part of a balancer: a handful of numbers that live in its memory."""
 
+import math
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from moonopt.balance.base import Memory
@@ -23,6 +25,11 @@ def step(memory: Memory, name: str, gradient: Tensor, here: Tensor, lr: float, w
     average = memory[f"{name}_average"].lerp(gradient, (1 - BETAS[0]) * here)
     square = memory[f"{name}_square"].lerp(gradient.square(), (1 - BETAS[1]) * here)
     steps = memory[f"{name}_steps"] + here
-    size = (square / (1 - BETAS[1] ** steps).clamp_min(1e-30)).sqrt() + EPS
-    change = lr * average / (1 - BETAS[0] ** steps).clamp_min(1e-30) / size * here
+    size = (square / _correction(BETAS[1], steps)).sqrt() + EPS
+    change = lr * average / _correction(BETAS[0], steps) / size * here
     memory.update({name: parameter - change, f"{name}_average": average, f"{name}_square": square, f"{name}_steps": steps})
+
+
+def _correction(beta: float, steps: Tensor) -> Tensor:
+    """1 - beta^steps, to all digits: float32 has few of them for 0.999. Not 0 where there was no step."""
+    return -torch.expm1(math.log(beta) * steps).clamp_max(-1e-30)

@@ -1,6 +1,7 @@
 """A balancer with an optimizer: together an optimizer of several losses."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,15 +11,17 @@ from torch.optim import Optimizer
 
 from moonopt.balance.base import Aggregator, Balancer, Engine, Learned, Memory, Tasks
 from moonopt.errors import unknown_name
-from moonopt.tasks.gradients import graph_features
+from moonopt.tasks.gradients import gram_by_columns, graph_features
 from moonopt.tasks.losses import Losses, TaskLosses, read_losses
 from moonopt.tasks.pending import MicroBatch, Pending
-from moonopt.tasks.presence import mean_by_task, pick, spread
+from moonopt.tasks.presence import mean_by_task, pick, selection, spread
 from moonopt.tasks.reduce import mean_over_ranks, refuse_several_ranks
 from moonopt.tasks.replay import Replay
 from moonopt.tasks.verbs import Closure, TaskOptimizer
 
 NONFINITE = ("raise", "skip")
+COUNTED = ("unsolved", "rejected")  # what balancers count in their memory
+BAD_LOSS = "NaN or infinite (or not positive, for a method that takes its logarithm)"
 
 
 class Balanced(TaskOptimizer):
@@ -64,12 +67,16 @@ class Balanced(TaskOptimizer):
         self._shared = None if shared is None else list(shared)
         self._pending = Pending()
         self.memory = Memory(lambda: self.param_groups[0])
-        like = torch.zeros(len(balancer.tasks), device=self.param_groups[0]["params"][0].device)
+        trained = [p for group in self.param_groups for p in group["params"]]
+        dtype = functools.reduce(torch.promote_types, [p.dtype for p in trained], torch.float32)
+        like = torch.zeros(len(balancer.tasks), dtype=dtype, device=trained[0].device)
         start = {
             "name": balancer.name,
             "tasks": list(balancer.tasks),
             "step": 0,
+            "age": 0,  # of the weights, in steps
             "weights": torch.full_like(like, 1 / len(like)),
+            "weighed": [False] * len(like),  # which tasks the weights were made for
         }
         self.memory.update(start | balancer.initial(like))
 
@@ -95,6 +102,18 @@ class Balanced(TaskOptimizer):
 
     def register_step_post_hook(self, hook: Any) -> Any:
         return self.optimizer.register_step_post_hook(hook)
+
+    def register_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
+        return self.optimizer.register_state_dict_pre_hook(hook, prepend)
+
+    def register_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
+        return self.optimizer.register_state_dict_post_hook(hook, prepend)
+
+    def register_load_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
+        return self.optimizer.register_load_state_dict_pre_hook(hook, prepend)
+
+    def register_load_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
+        return self.optimizer.register_load_state_dict_post_hook(hook, prepend)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Torch's, and forget combined losses whose backward has run: their step was skipped."""
@@ -145,16 +164,27 @@ class Balanced(TaskOptimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The inner optimizer's step; then the balancer learns from it."""
         self._pending.watch.tell()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if all(p.grad is None for p in self._parameters()):
+            raise RuntimeError(
+                "No parameter has a gradient. Call backward() on the combined loss before step(), with no zero_grad() between."
+            )
         batches = self._pending.take()
         if not batches:
-            return self.optimizer.step(closure)
+            self.optimizer.step()
+            return loss
         self.memory["step"] += 1
         if not self._is_good(batches):
-            return None
+            self.memory["age"] = 0  # weights of such losses must not stay
+            return loss
+        self.memory["age"] = (self.memory["age"] + 1) % self._every
         if self.balancer.max_norm is not None:
             chosen = self._parameters() if self._shared is None else self._shared
             nn.utils.clip_grad_norm_(self._pending.shared or chosen, self.balancer.max_norm)
-        loss = self.optimizer.step(closure)
+        self.optimizer.step()
         with torch.no_grad():
             self.balancer.learn(self._learned(batches), self.memory)
         return loss
@@ -162,8 +192,8 @@ class Balanced(TaskOptimizer):
     def diagnostics(self) -> dict[str, float]:
         """Numbers for any logger: for every task its weight, and of the last step its loss. This waits for the device."""
         self._pending.watch.tell(wait=True)
-        numbers: dict[str, Any] = {"step": self.memory["step"], "skipped_steps": 0, "rejected_weights": 0}
-        numbers |= self._pending.counters
+        numbers: dict[str, Any] = {"step": self.memory["step"], "skipped_steps": 0} | self._pending.counters
+        numbers |= {name: self.memory[name] for name in COUNTED if name in self.memory}
         numbers |= {f"lr/{index}": group["lr"] for index, group in enumerate(self.param_groups)}
         for what, values in ({"weight": self.task_weights} | self._pending.by_task).items():
             numbers |= {f"{what}/{name}": value for name, value in zip(self.tasks, values.tolist(), strict=True)}
@@ -172,15 +202,23 @@ class Balanced(TaskOptimizer):
     # The parts
 
     def _replay(self, closure: Closure, args: tuple[Any, ...]) -> Replay | None:
-        by_columns = self.balancer.needs_gradients and self._engine.kind == "columns"
-        if not (by_columns or self.balancer.evaluates_again):
+        if not (self._by_columns or self.balancer.evaluates_again):
             return None
         if self._module is None:
             self._warn_once(
                 "The second evaluation of the losses protects no buffers (BatchNorm statistics, for one), because the module "
                 "is not known: pass module=model."
             )
-        return Replay(closure, args, self._module, [self.param_groups[0]["params"][0].device], plain=by_columns)
+        return Replay(closure, args, self._module, [self.param_groups[0]["params"][0].device], plain=self._by_columns)
+
+    def _look_ahead(self, replay: Replay | None) -> None:
+        """The Gram matrix by columns, before there is a graph that would wait in memory meanwhile."""
+        if not self._by_columns or not torch.is_grad_enabled() or not self._is_due():
+            return
+        if replay is None:
+            raise ValueError('engine="columns" evaluates the losses again: pass a closure, or losses with again=function.')
+        gram = gram_by_columns(lambda: self._again(replay), self._parameters(), self._shared)
+        self._pending.foreseen["gram"] = gram
 
     def _read(self, answer: Losses, replay: Replay | None) -> TaskLosses:
         losses = read_losses(answer, self.tasks)
@@ -203,24 +241,25 @@ class Balanced(TaskOptimizer):
     def _combined(self, losses: TaskLosses, batch: MicroBatch | None) -> Tensor:
         if batch is None:  # nobody differentiates this
             return self._shown(losses, pick(self.task_weights, losses.present))
-        tasks = Tasks(losses, self._parameters(), self._shared, self._engine, lambda: self._again(batch))
+        tasks = Tasks(losses, self._parameters(), self._shared, self._engine, self._pending.foreseen.pop("gram", None))
         if isinstance(self.balancer, Aggregator):
-            weights = self._remembered(self.balancer.weights(tasks, self.memory), losses)
+            weights = batch.observed = self._remembered(self.balancer.weights(tasks, self.memory), losses)
             directions = self.balancer.direction(tasks, self.memory)
             rest = [p for p in tasks.parameters if p not in directions]
             return _delivered(directions | tasks.plain_gradient(rest), self._shown(losses, weights))
-        weights = self._weights(tasks)
+        weights = batch.observed = self._weights(tasks)
         if self.balancer.max_norm is not None:
             self._pending.shared = tasks.shared
         if self.balancer.heads == "plain" and tasks.heads:
             return _delivered(tasks.weighted_gradient(weights), self._shown(losses, weights))
         loss = (weights.to(losses.values) * losses.values).sum()
-        return loss + (self._shown(losses, weights) - loss).detach()
+        return self._shown(losses, weights) + (loss - loss.detach())
 
     def _weights(self, tasks: Tasks) -> Tensor:
         """The balancer's, or those that stay: among micro-batches, between refreshes, and where a loss is not finite."""
         losses = tasks.losses
-        if self._pending.batches or self.memory["step"] % self._every:
+        unweighed = [name for name, known in zip(self.tasks, self.memory["weighed"], strict=True) if not known]
+        if not self._is_due() and not set(unweighed) & set(losses.names):
             return pick(self.task_weights, losses.present)
         if self.balancer.needs_gradients and not bool(losses.values.isfinite().all()):
             return pick(self.task_weights, losses.present)
@@ -229,28 +268,37 @@ class Balanced(TaskOptimizer):
         return self._remembered(weights, losses)
 
     def _remembered(self, weights: Tensor, losses: TaskLosses) -> Tensor:
-        weights = weights.to(losses.values.device, torch.float32)
-        self.memory["weights"] = spread(weights, losses.present).to(self.memory["weights"])
+        before, known = self.memory["weights"], self.memory["weighed"]
+        if self._is_due():
+            before, known = torch.zeros_like(before), [False] * len(known)
+        weights = weights.to(losses.values.device, before.dtype)
+        here = selection(losses.present, before) > 0
+        self.memory["weights"] = torch.where(here, spread(weights, losses.present).to(before), before)
+        self.memory["weighed"] = [a or b for a, b in zip(known, losses.present, strict=True)]
         return weights
 
     def _shown(self, losses: TaskLosses, weights: Tensor) -> Tensor:
         return self.balancer.value(losses.values.detach(), weights.to(losses.values), self.memory)
 
+    @property
+    def _by_columns(self) -> bool:
+        return self.balancer.uses_gram and self._engine.kind == "columns"
+
+    def _is_due(self) -> bool:
+        """Whether the weights are to be computed anew: not among micro-batches, nor between refreshes."""
+        return not self._pending.batches and self.memory["age"] == 0
+
     @contextlib.contextmanager
-    def _again(self, batch: MicroBatch) -> Iterator[Tensor]:
-        if batch.replay is None:
-            raise ValueError("These losses cannot be evaluated again: pass a closure, or losses with again=function.")
-        with batch.replay.again() as answer:
-            yield read_losses(answer, self.tasks).values
+    def _again(self, replay: Replay) -> Iterator[TaskLosses]:
+        with replay.again() as answer:
+            yield read_losses(answer, self.tasks)
 
     def _is_good(self, batches: Sequence[MicroBatch]) -> bool:
-        """Whether all losses are finite. Told later on an accelerator, unless such steps are to be skipped."""
-        bad = ~torch.cat(
-            [*(each.before.isfinite() for each in batches), torch.ones(1, dtype=torch.bool, device=batches[0].before.device)]
-        )
+        """Whether all losses and weights are finite, on all ranks. An accelerator tells later, unless bad steps are skipped."""
+        flags = [spread(~(each.before.isfinite() & each.observed.isfinite()), each.present) for each in batches]
+        bad = mean_over_ranks(torch.stack(flags).any(0).float()) > 0
         if self._nonfinite == "raise":
-            names = [name for each in batches for name in each.names]
-            self._pending.watch.note(self.memory["step"], names, bad, "NaN or infinite")
+            self._pending.watch.note(self.memory["step"], self.tasks, torch.cat([bad, bad.new_zeros(1)]), BAD_LOSS)
             self._pending.watch.tell()
             return True
         if not bool(bad.any()):
@@ -267,8 +315,9 @@ class Balanced(TaskOptimizer):
         if self.balancer.evaluates_again:
             found = []
             for batch in batches:
-                with self._again(batch) as losses:
-                    found.append(losses.detach())
+                if batch.replay is not None:
+                    with torch.no_grad(), self._again(batch.replay) as losses:
+                        found.append(_same_tasks(losses, batch).values)
             after = mean_over_ranks(mean_by_task(found, presences, like))
         present = tuple(any(here) for here in zip(*presences, strict=True))
         names = tuple(name for name, here in zip(self.tasks, present, strict=True) if here)
@@ -278,7 +327,16 @@ class Balanced(TaskOptimizer):
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
 
+def _same_tasks(losses: TaskLosses, batch: MicroBatch) -> TaskLosses:
+    if losses.names != batch.names:
+        raise ValueError(
+            f"Evaluated again, the closure returned the losses of {', '.join(losses.names)}, "
+            f"expected those of {', '.join(batch.names)} as before."
+        )
+    return losses
+
+
 def _delivered(directions: dict[Tensor, Tensor], value: Tensor) -> Tensor:
     """A loss of this value whose gradient is the direction: scalers, hooks, clipping and accumulation work with it."""
     loss = torch.stack([(p * direction.detach().to(p.dtype)).sum().to(value) for p, direction in directions.items()]).sum()
-    return loss + (value - loss).detach()
+    return value + (loss - loss.detach())

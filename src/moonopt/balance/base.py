@@ -118,7 +118,7 @@ class Tasks:
 
     def weighted_gradient(self, weights: Tensor) -> dict[Tensor, Tensor]:
         """sum_i w_i g_i in the shared parameters, and the plain gradient of its own task in every other."""
-        if self._engine.kind == "stored":
+        if "gradients" in vars(self):
             plain = torch.ones_like(weights)
             shared = set(self.shared)
             columns = zip(self.parameters, zip(*self.gradients, strict=True), strict=True)

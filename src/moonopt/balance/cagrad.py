@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from moonopt.balance.base import Balancer, Heads, Memory, Tasks
-from moonopt.linalg.bargaining import cagrad_weights
+from moonopt.linalg.conflict_averse import cagrad_weights
 
 
 class CAGrad(Balancer):

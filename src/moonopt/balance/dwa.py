@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moonopt.balance.base import Balancer, Learned, Memory, Tasks
-from moonopt.balance.linear import Reduction
+from moonopt.balance.linear import Reduction, check_reduction
 from moonopt.tasks.presence import pick
 
 
@@ -39,6 +39,7 @@ class DWA(Balancer):
             raise ValueError(f"temperature must be positive, found {temperature}.")
         if window < 1:
             raise ValueError(f"window must be a positive number of steps, found {window}.")
+        check_reduction(reduction)
         self.temperature, self.window, self.sliding, self.reduction = temperature, window, sliding, reduction
 
     def initial(self, like: Tensor) -> dict[str, Any]:

@@ -16,9 +16,10 @@ EPS = 1e-8
 class FAMO(Balancer):
     """FAMO (Liu et al., 2023): weights z = softmax(xi) of log-losses, which follow how much each has fallen in the last step.
 
-    The combined loss is sum_i z_i log(D_i) / c with D_i = l_i - lowest_i and c = sum_i z_i / D_i held constant. After the
-    whole step the losses are evaluated again on the same batch, and Adam moves xi along J' (log D - log D'), J the Jacobian
-    of the softmax.
+    The gradient is that of sum_i z_i log(D_i) / c with D_i = l_i - lowest_i and c = sum_i z_i / D_i held constant, so that the
+    losses have weights z_i / (c D_i), which sum to 1; the combined loss shows their weighted sum. After the whole step the
+    losses are evaluated again on the same batch, and Adam moves xi along J' (log D - log D'), J the Jacobian of the softmax.
+    Where a loss is then not finite or not above its lowest, xi stays, and ``rejected`` in the memory counts it.
 
     Args:
         tasks: their names, or how many.
@@ -47,22 +48,25 @@ class FAMO(Balancer):
             raise ValueError(f"lowest must have one number per task: found {len(self.lowest)} for {len(self.tasks)} tasks.")
 
     def initial(self, like: Tensor) -> dict[str, Any]:
-        return adam.initial("logits", torch.zeros_like(like))
+        return adam.initial("logits", torch.zeros_like(like)) | {"rejected": torch.zeros_like(like[0])}
 
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
         z = pick(memory["logits"].softmax(0), tasks.losses.present)
         distances = tasks.values - pick(self._lowest(tasks.values), tasks.losses.present) + EPS
-        weights = z.to(distances) / distances
-        return weights / weights.sum()
+        weights = z.to(distances) / torch.where(distances > 0, distances, torch.nan)
+        return weights / weights.nansum()
 
     def learn(self, learned: Learned, memory: Memory) -> None:
         if learned.after is None:
             raise RuntimeError("FAMO learns from the losses after the step, and found none.")
         lowest, here = self._lowest(learned.before), selection(learned.present, learned.before)
         fallen = (learned.before - lowest + EPS).log() - (learned.after - lowest + EPS).log()
-        fallen = torch.where(here > 0, fallen, 0.0)
-        z = memory["logits"].softmax(0)
-        adam.step(memory, "logits", z * (fallen - (z * fallen).sum()), here, self.lr, self.gamma)
+        usable = (fallen.isfinite() | (here == 0)).all()
+        memory["rejected"] = memory["rejected"] + ~usable
+        fallen = torch.where((here > 0) & usable, fallen, 0.0)
+        z = memory["logits"].softmax(0) * here
+        z = z / z.sum()  # among the tasks that are there, or one that is rarely there would drift
+        adam.step(memory, "logits", z * (fallen - (z * fallen).sum()), here * usable, self.lr, self.gamma)
 
     def _lowest(self, like: Tensor) -> Tensor:
         return torch.tensor(self.lowest, dtype=like.dtype, device=like.device)

@@ -22,7 +22,8 @@ class GradNorm(Balancer):
         tasks: their names, or how many.
         alpha: how strongly slow tasks are favoured; 1.5 in the paper's large experiment, 0.12 in its small one.
         lr: the rate of the weights.
-        layer: the parameters whose gradients are compared; the last shared matrix by default, as in the paper.
+        layer: the parameters whose gradients are compared; by default, as in the paper, the last shared matrix: the last of
+            those in which most tasks have a gradient.
 
     """
 
@@ -42,7 +43,8 @@ class GradNorm(Balancer):
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
         """Those of the moment; what the gradients say is for the next step."""
         weights = pick(memory["w"], tasks.losses.present)
-        self._balance(tasks, weights, memory)
+        if tasks.count > 1:
+            self._balance(tasks, weights, memory)
         return weights
 
     def _balance(self, tasks: Tasks, weights: Tensor, memory: Memory) -> None:
@@ -54,17 +56,25 @@ class GradNorm(Balancer):
         ratios = tasks.values.to(weights) / pick(memory["first"], present)
         scaled = weights * norms
         target = scaled.mean() * (ratios / ratios.mean()) ** self.alpha
-        adam.step(memory, "w", spread((scaled - target).sign() * norms, present), here, self.lr)
+        slopes = (scaled - target).sign() * norms  # 0 for a target of NaN, where losses of 0 or less have no rate
+        adam.step(memory, "w", spread(slopes, present), here, self.lr)
         positive = memory["w"].clamp_min(1e-6)
         memory["w"] = positive * len(positive) / positive.sum()
 
     def _chosen_layer(self, tasks: Tasks) -> list[Tensor]:
-        if self._layer is None:
-            matrices = [p for p in tasks.shared if p.dim() > 1]
-            if not matrices:
-                raise ValueError("GradNorm compares gradients in the last shared matrix, and found none: pass layer=[...].")
-            self._layer = matrices[-1:]
-        return self._layer
+        if self._layer is not None:
+            return self._layer
+        matrices = [p for p in tasks.shared if p.dim() > 1]
+        if not matrices:
+            raise ValueError("GradNorm compares gradients in the last shared matrix, and found none: pass layer=[...].")
+        users = [0] * len(matrices)
+        for loss in tasks.losses.separate:
+            (row,) = task_gradients([loss], matrices)
+            users = [count + (g is not None and bool(g.any())) for count, g in zip(users, row, strict=True)]
+        last = max(range(len(matrices)), key=lambda index: (users[index], index))
+        if users[last] == len(self.tasks):
+            self._layer = [matrices[last]]
+        return [matrices[last]]
 
 
 def _norms(rows: Sequence[Sequence[Tensor | None]]) -> Tensor:

@@ -12,6 +12,12 @@ from moonopt.errors import unknown_name
 Reduction = Literal["mean", "sum"]
 
 
+def check_reduction(reduction: str) -> None:
+    """Raise where it is none."""
+    if reduction not in ("mean", "sum"):
+        raise ValueError(unknown_name(reduction, ("mean", "sum"), "reduction"))
+
+
 class LS(Balancer):
     """Linear scalarization: the mean or the sum of the losses.
 
@@ -23,8 +29,7 @@ class LS(Balancer):
 
     def __init__(self, tasks: int | Sequence[str], reduction: Reduction = "mean") -> None:
         super().__init__(tasks)
-        if reduction not in ("mean", "sum"):
-            raise ValueError(unknown_name(reduction, ("mean", "sum"), "reduction"))
+        check_reduction(reduction)
         self.reduction = reduction
 
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
@@ -37,7 +42,7 @@ class SI(LS):
     name: ClassVar[str] = "si"
 
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
-        return super().weights(tasks, memory) / tasks.values
+        return super().weights(tasks, memory) / torch.where(tasks.values > 0, tasks.values, torch.nan)
 
     def value(self, losses: Tensor, weights: Tensor, memory: Memory) -> Tensor:
         logs = losses.log()

@@ -38,7 +38,7 @@ def min_norm_weights(gram: Tensor) -> Tensor:
     tensor([0.7500, 0.2500], dtype=torch.float64)
 
     """
-    weights = _min_norm(_normalised(_checked(gram)))
+    weights = _min_norm(_normalised(checked(gram)))
     return (weights / weights.sum()).to(gram.device)
 
 
@@ -47,7 +47,7 @@ def scaled(gram: Tensor) -> tuple[Tensor, Tensor]:
 
     Where a norm is zero, so is the row of C, and n is that of the longest vector.
     """
-    gram = _checked(gram)
+    gram = checked(gram)
     _check_eigenvalues(_normalised(gram))
     norms = gram.diagonal().clamp_min(0).sqrt()
     zero = norms == 0
@@ -59,7 +59,7 @@ def scaled(gram: Tensor) -> tuple[Tensor, Tensor]:
     return (cosines + cosines.mT) / 2, powers
 
 
-def _checked(gram: Tensor) -> Tensor:
+def checked(gram: Tensor) -> Tensor:
     """G on the CPU in float64."""
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1] or gram.shape[0] == 0:
         raise ValueError(f"A Gram matrix has shape (m, m) with m >= 1, found shape {tuple(gram.shape)}.")

@@ -45,6 +45,9 @@ CHUNK = 2**20
 
 def gram_matrix(rows: Sequence[Sequence[Tensor | None]]) -> Tensor:
     """The inner products of gradients, accumulated in float64; None counts as zero."""
+    if all(gradient is not None for row in rows for gradient in row) and len(rows) * _numbers(rows[0]) <= CHUNK:
+        together = torch.stack([_together(row) for row in rows]).double()
+        return together @ together.mT
     total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
     for column in zip(*rows, strict=True):
         here = [index for index, gradient in enumerate(column) if gradient is not None]
@@ -58,6 +61,15 @@ def gram_matrix(rows: Sequence[Sequence[Tensor | None]]) -> Tensor:
         total = total.to(products.device)
         total[at[:, None], at] += products
     return total
+
+
+def _numbers(row: Sequence[Tensor | None]) -> int:
+    return sum(gradient.numel() for gradient in row if gradient is not None)
+
+
+def _together(row: Sequence[Tensor | None]) -> Tensor:
+    flat = [gradient.flatten() for gradient in row if gradient is not None]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
 def _in_float64(vectors: Sequence[Tensor]) -> Iterator[Tensor]:

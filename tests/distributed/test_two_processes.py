@@ -1,0 +1,220 @@
+"""Two processes with gloo: loss-based balancers are the same on both and as on the joined batch; the others refuse."""
+
+import contextlib
+import datetime
+import socket
+import time
+
+import pytest
+import torch
+from torch import distributed, multiprocessing, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from moonopt import MOON
+from moonopt.methods import BALANCERS, build
+
+pytestmark = pytest.mark.skipif(
+    not distributed.is_available() or not distributed.is_gloo_available(), reason="torch was built without gloo"
+)
+
+WORLD, STEPS, TASKS = 2, 5, ("left", "right", "up")
+TIMEOUT = 60  # seconds
+SETTINGS = {"dwa": {"window": 1}}  # so that its weights move within the steps
+LOSS_BASED = [*(name for name, each in BALANCERS.items() if not each.needs_gradients), "ls+muon", "famo+muon"]
+GRADIENT_BASED = [name for name, each in BALANCERS.items() if each.needs_gradients]
+
+
+# What each process does
+
+
+def run(rank, port, folder):
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=WORLD,
+        timeout=datetime.timedelta(seconds=TIMEOUT / 2),
+    )
+    found = {f"train {name}": train(name, parallel, lambda seed: data(seed, rank)) for name in LOSS_BASED}
+    found |= {f"accumulate {name}": accumulate(name, rank) for name in ("ls", "uw", "famo")}
+    found |= {f"refuse {name}": refusal(lambda model, name=name: make(name, model)) for name in GRADIENT_BASED}
+    found["refuse moon"] = refusal(lambda model: MOON(model, tasks=TASKS))
+    found |= {
+        f"raise {name}": refusal(lambda model, name=name: make(name, model), spoiled=rank == 0) for name in ("ls", "famo")
+    }
+    found |= {f"skip {name}": skip(name, rank) for name in ("ls", "si", "uw", "famo")}
+    found["validate"] = validate(rank)
+    torch.save(found, f"{folder}/{rank}.pt")
+    distributed.destroy_process_group()
+
+
+def train(name, wrapped, batch):
+    model = network()
+    optimizer = make(name, model)
+    forward = wrapped(model)
+    weights = []
+    for seed in range(STEPS):
+        optimizer.minimize(losses_of(forward), *batch(seed))
+        weights.append(optimizer.task_weights)
+    return result(model, optimizer) | {"weights": torch.stack(weights)}
+
+
+def accumulate(name, rank):
+    """Two micro-batches per step, of which the gradients of the first are not reduced by themselves."""
+    model = network()
+    optimizer, forward = make(name, model), parallel(model)
+    for seed in range(STEPS):
+        optimizer.zero_grad()
+        for part, context in enumerate((forward.no_sync(), contextlib.nullcontext())):
+            with context:
+                (optimizer.combine(losses_of(forward), *data(2 * seed + part, rank)) / 2).backward()
+        optimizer.step()
+    return result(model, optimizer)
+
+
+def refusal(construct, spoiled=False):
+    """The text of the error that one step gives."""
+    model = network()
+    optimizer, forward = construct(model), parallel(model)
+    x, y = data(0, 0)
+    if spoiled:
+        y[0, 1] = torch.nan
+    try:
+        optimizer.minimize(losses_of(forward), x, y)
+    except (RuntimeError, FloatingPointError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def skip(name, rank):
+    """A step of which one process alone has a bad loss."""
+    model = network()
+    optimizer = make(name, model, nonfinite="skip")
+    forward = parallel(model)
+    for seed in range(STEPS):
+        x, y = data(seed, rank)
+        if (seed, rank) == (2, 1):
+            y[0, 1] = torch.nan
+        optimizer.minimize(losses_of(forward), x, y)
+    return result(model, optimizer) | {"skipped": optimizer.diagnostics()["skipped_steps"]}
+
+
+def validate(rank):
+    """One process looks at the combined loss alone, between two steps."""
+    model = network()
+    optimizer = make("si", model)
+    forward = parallel(model)
+    for seed in range(2):
+        optimizer.minimize(losses_of(forward), *data(seed, rank))
+        if rank == 0:
+            with torch.no_grad():
+                assert optimizer.combine(losses_of(model), *data(9, rank)).isfinite()
+    return result(model, optimizer)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, len(TASKS))).double()
+
+
+def parallel(model):
+    return DistributedDataParallel(model)
+
+
+def make(name, model, **options):
+    return build(name, model, TASKS, balancer=SETTINGS.get(name.partition("+")[0]), **options)
+
+
+def losses_of(forward):
+    return lambda x, y: (forward(x) - y).square().mean(0)
+
+
+def data(seed, rank):
+    generator = torch.Generator().manual_seed(10 * seed + rank)
+    x = torch.randn(16, 6, generator=generator, dtype=torch.float64)
+    return x, (1 + rank) * torch.randn(16, len(TASKS), generator=generator, dtype=torch.float64)
+
+
+def joined(seed):
+    return tuple(torch.cat(each) for each in zip(*(data(seed, rank) for rank in range(WORLD)), strict=True))
+
+
+def result(model, optimizer):
+    memory = {name: value for name, value in optimizer.memory.items() if isinstance(value, torch.Tensor)}
+    return {"parameters": [p.detach() for p in model.parameters()], "memory": memory}
+
+
+# What they must have done
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = multiprocessing.spawn(run, (port, str(folder)), nprocs=WORLD, join=False)
+    deadline = time.monotonic() + TIMEOUT
+    try:
+        while not processes.join(timeout=max(0.0, deadline - time.monotonic())):
+            assert time.monotonic() < deadline, "the processes wait for each other"
+    finally:
+        for process in processes.processes:
+            process.kill()
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
+
+
+def assert_identical(first, second):
+    torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", LOSS_BASED)
+def test_loss_based_balancers_are_bit_identical_on_both(ranks, name):
+    first, second = (found[f"train {name}"] for found in ranks)
+    assert_identical(first, second)
+    fixed = name.partition("+")[0] in ("ls", "stl")
+    assert (first["weights"].std(0).max() > 0) != fixed
+
+
+@pytest.mark.parametrize("name", LOSS_BASED)
+def test_loss_based_balancers_do_what_one_process_does_with_the_joined_batch(ranks, name):
+    expected = train(name, lambda model: model, joined)
+    torch.testing.assert_close(ranks[0][f"train {name}"], expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["ls", "uw", "famo"])
+def test_micro_batches_are_bit_identical_on_both(ranks, name):
+    assert_identical(*(found[f"accumulate {name}"] for found in ranks))
+
+
+@pytest.mark.parametrize("name", GRADIENT_BASED)
+def test_gradient_based_balancers_refuse(ranks, name):
+    for found in ranks:
+        text = found[f"refuse {name}"]
+        assert text.startswith(f"RuntimeError: {name} does not reduce task gradients over processes yet")
+        assert text.endswith("found a world of 2 processes, expected one.")
+
+
+def test_moon_refuses(ranks):
+    for found in ranks:
+        assert found["refuse moon"].startswith("RuntimeError: MOON does not reduce its deltas over processes yet")
+        assert "2 processes" in found["refuse moon"]
+
+
+@pytest.mark.parametrize("name", ["ls", "famo"])
+def test_a_bad_loss_of_one_process_is_told_by_both(ranks, name):
+    for found in ranks:
+        assert "FloatingPointError: At step 1, the loss of task 'right' is NaN" in found[f"raise {name}"]
+
+
+@pytest.mark.parametrize("name", ["ls", "si", "uw", "famo"])
+def test_a_bad_loss_of_one_process_is_skipped_by_both(ranks, name):
+    first, second = (found[f"skip {name}"] for found in ranks)
+    assert_identical(first, second)
+    assert first["skipped"] == 1
+    assert all(p.isfinite().all() for p in first["parameters"])
+
+
+def test_one_process_may_validate_alone(ranks):
+    assert_identical(*(found["validate"] for found in ranks))
