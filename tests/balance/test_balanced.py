@@ -621,6 +621,18 @@ def test_a_checkpoint_of_another_balancer_or_other_tasks_is_refused(two_heads):
         make("famo", two_heads()).load_state_dict(plain)
 
 
+def test_loading_forgets_what_waits(two_heads, batch):
+    model = two_heads()
+    optimizer = make("famo", model)
+    train(model, optimizer, batch, range(2))
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.combine(separate(model), *batch()).backward()
+    optimizer.load_state_dict(saved)
+    optimizer.step()
+    assert optimizer.diagnostics()["step"] == 2
+    assert torch.equal(optimizer.memory["logits"], saved["param_groups"][0]["balancer_logits"])
+
+
 def test_a_refused_checkpoint_changes_nothing(two_heads, batch):
     model = two_heads()
     optimizer = make("famo", model)
@@ -812,6 +824,18 @@ def test_a_tensor_of_losses_gives_what_a_list_gives(two_heads, batch, name):
 
 
 @every_method
+def test_a_tensor_of_losses_trains(two_heads, batch, name):
+    model = two_heads()
+    optimizer = make(name, model, optimizer={"lr": 0.01})
+    first = model.losses(*batch())
+    for _ in range(20):
+        answer = optimizer.minimize(model.losses, *batch())
+    assert answer.shape == (2,)
+    assert not answer.requires_grad
+    assert answer[0] < first[0]
+
+
+@every_method
 def test_validation_gives_a_number_and_remembers_nothing(two_heads, batch, name):
     model = two_heads()
     optimizer = make(name, model)
@@ -875,6 +899,13 @@ def test_the_combined_loss_shows_the_value_of_its_formula(two_heads, batch):
         assert loss.requires_grad
     started = build("uw", model, 3, balancer={"start": -0.5}).combine(separate(model), *batch(tasks=3))
     torch.testing.assert_close(started.detach(), (math.exp(0.5) * losses - 0.5).sum() / 2)
+
+
+def test_the_value_of_a_delivered_direction_is_not_rounded():
+    theta = nn.Parameter(torch.full((3,), 1e6))
+    optimizer = Balanced(BALANCERS["graddrop"](2), torch.optim.SGD([theta]))
+    loss = optimizer.combine(lambda: [(theta - 1e6 + 1e-3).sum(), (theta - 1e6 + 2e-3).sum()])
+    assert loss.item() == torch.tensor([0.003, 0.006]).mean().item()
 
 
 @pytest.mark.parametrize("name", [name for name in WEIGHTING if name not in ("si", "uw")])

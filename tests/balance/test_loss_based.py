@@ -33,13 +33,13 @@ def separate(model, scales=(1.0, 1.0, 1.0)):
 class Recorded:
     """A balancer on numbers that stand for losses: what it weighs them by, and what it makes of them."""
 
-    def __init__(self, balancer, lr=0.0):
-        self.theta = nn.Parameter(torch.ones(len(balancer.tasks), dtype=DOUBLE))
-        self.optimizer = Balanced(balancer, torch.optim.SGD([self.theta], lr=lr), module=nn.Module())
+    def __init__(self, balancer, dtype=DOUBLE):
+        self.theta = nn.Parameter(torch.ones(len(balancer.tasks), dtype=dtype))
+        self.optimizer = Balanced(balancer, torch.optim.SGD([self.theta], lr=0.0), module=nn.Module())
 
     def step(self, numbers):
         """One step on losses of these values; the weights that they had."""
-        values = torch.as_tensor(numbers, dtype=DOUBLE)
+        values = torch.as_tensor(numbers, dtype=self.theta.dtype)
         self.optimizer.minimize(lambda: self.theta * values)
         return self.optimizer.task_weights.numpy().copy()
 
@@ -184,6 +184,18 @@ def test_uw_is_learned_as_torchs_adam_would(start):
         adam.step()
     torch.testing.assert_close(run.optimizer.memory["s"], s.detach(), rtol=0, atol=1e-9)
     assert (s - start).abs().max() > 0.1
+
+
+def test_adam_has_all_its_digits_in_float32():
+    run = Recorded(UW(3), dtype=torch.float32)
+    s = nn.Parameter(torch.zeros(3))
+    adam = torch.optim.Adam([s], lr=0.025)
+    for numbers in random_losses(5):
+        run.step(numbers)
+        adam.zero_grad()
+        ((s.neg().exp() * torch.tensor(numbers, dtype=torch.float32) + s) / 2).sum().backward()
+        adam.step()
+        torch.testing.assert_close(run.optimizer.memory["s"], s.detach(), rtol=1e-6, atol=0)
 
 
 def test_uw_in_a_network_is_joint_training_with_s(two_heads, batch):

@@ -476,7 +476,7 @@ def test_cagrad_has_a_solution_whatever_rounding_makes_of_the_eigenvalues(c, m, 
     for seed in range(5):
         answer = cagrad_weights(gram_of(gaussian(m, max(1, m // 4), seed=seed)).to(dtype), c)
         assert answer.coefficients.isfinite().all()
-        assert answer.gap <= 1e-4
+        assert answer.gap <= 1e-3  # next to stationary, where rounding decides
 
 
 @pytest.mark.parametrize("c", [-0.1, math.nan, math.inf])
