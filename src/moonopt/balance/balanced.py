@@ -317,7 +317,7 @@ class Balanced(TaskOptimizer):
             for batch in batches:
                 if batch.replay is not None:
                     with torch.no_grad(), self._again(batch.replay) as losses:
-                        found.append(_same_tasks(losses, batch).values)
+                        found.append(batch.evaluated_again(losses).values)
             after = mean_over_ranks(mean_by_task(found, presences, like))
         present = tuple(any(here) for here in zip(*presences, strict=True))
         names = tuple(name for name, here in zip(self.tasks, present, strict=True) if here)
@@ -325,15 +325,6 @@ class Balanced(TaskOptimizer):
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-
-
-def _same_tasks(losses: TaskLosses, batch: MicroBatch) -> TaskLosses:
-    if losses.names != batch.names:
-        raise ValueError(
-            f"Evaluated again, the closure returned the losses of {', '.join(losses.names)}, "
-            f"expected those of {', '.join(batch.names)} as before."
-        )
-    return losses
 
 
 def _delivered(directions: dict[Tensor, Tensor], value: Tensor) -> Tensor:

@@ -305,13 +305,7 @@ class MOON(Muon):
         if batch.replay is None:
             raise RuntimeError("These losses cannot be evaluated again: they were combined without a closure.")
         with batch.replay.again() as answer:
-            losses = read_losses(answer, self.tasks)
-            if losses.names != batch.names:
-                raise ValueError(
-                    f"Evaluated again, the closure returned the losses of {', '.join(losses.names)}, "
-                    f"expected those of {', '.join(batch.names)} as before."
-                )
-            yield self._compared(losses).values
+            yield self._compared(batch.evaluated_again(read_losses(answer, self.tasks))).values
 
     @property
     def _evaluates_again(self) -> bool:

@@ -30,6 +30,15 @@ class MicroBatch:
         if self.replay is not None:
             self.replay.notice_backward()
 
+    def evaluated_again(self, losses: TaskLosses) -> TaskLosses:
+        """The losses of a later evaluation, which must be those of the same tasks."""
+        if losses.names != self.names:
+            raise ValueError(
+                f"Evaluated again, the closure returned the losses of {', '.join(losses.names)}, "
+                f"expected those of {', '.join(self.names)} as before."
+            )
+        return losses
+
 
 class Pending:
     """The combined losses of the coming step, and counters."""
