@@ -1,5 +1,6 @@
 """Methods by name: a balancer with an optimizer, MOON or Muon, with the conventions of a protocol."""
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -105,12 +106,21 @@ def build(
         settings = dict(optimizer or {})
         return MOON(model, tasks=tasks, **settings) if base == "moon" else Muon(model, **settings)
     chosen = PROTOCOLS[protocol].get(base, {}) | dict(balancer or {})
+    _check_settings(chosen, BALANCERS[base], f"setting of {base}")
+    _check_settings(options, Balanced, "option of Balanced")
     return Balanced(
         BALANCERS[base](task_names(tasks), **chosen),
         OPTIMIZERS[inner or "adam"](model, **(optimizer or {})),
         module=model,
         **options,
     )
+
+
+def _check_settings(settings: Mapping[str, Any], of: type, what: str) -> None:
+    known = [name for name in inspect.signature(of).parameters if name not in ("tasks", "balancer", "optimizer", "module")]
+    for name in settings:
+        if name not in known:
+            raise ValueError(unknown_name(name, known, what))
 
 
 #: Every name that ``build`` knows.

@@ -282,3 +282,15 @@ def test_columns_need_a_closure():
     optimizer = Balanced(MGDA(2), torch.optim.SGD([theta], lr=0.1), engine="columns")
     with pytest.raises(ValueError, match=r'engine="columns" evaluates the losses again: pass a closure'):
         optimizer.combine([theta.sum(), theta.square().sum()])
+
+
+def test_unknown_settings_and_strangers_among_the_shared_parameters_are_named():
+    model = nn.Linear(3, 3)
+    with pytest.raises(ValueError, match=r"Unknown setting of famo 'gama'.*Did you mean 'gamma'"):
+        build("famo", model, 3, balancer={"gama": 1})
+    with pytest.raises(ValueError, match="Unknown option of Balanced 'engin'"):
+        build("mgda", model, 3, engin="columns")
+    with pytest.raises(ValueError, match="Unknown reduction 'men'"):
+        PCGrad(3, reduction="men")
+    with pytest.raises(ValueError, match="shared must be parameters of the optimizer, found 1 that it does not train"):
+        build("mgda", model, 3, shared=[torch.zeros(3)])

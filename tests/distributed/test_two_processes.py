@@ -45,6 +45,7 @@ def run(rank, port, folder):
     }
     found |= {f"skip {name}": skip(name, rank) for name in ("ls", "si", "uw", "famo")}
     found["validate"] = validate(rank)
+    found["other tasks"] = other_tasks(rank)
     torch.save(found, f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
 
@@ -98,6 +99,18 @@ def skip(name, rank):
             y[0, 1] = torch.nan
         optimizer.minimize(losses_of(forward), x, y)
     return result(model, optimizer) | {"skipped": optimizer.diagnostics()["skipped_steps"]}
+
+
+def other_tasks(rank):
+    """The text of the error where the processes do not have the same tasks."""
+    model = network()
+    optimizer = make("ls", model)
+    losses = losses_of(model)(*data(0, rank))
+    try:
+        optimizer.combine({name: losses[index] for index, name in enumerate(TASKS) if index <= rank})
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
 
 
 def validate(rank):
@@ -218,3 +231,8 @@ def test_a_bad_loss_of_one_process_is_skipped_by_both(ranks, name):
 
 def test_one_process_may_validate_alone(ranks):
     assert_identical(*(found["validate"] for found in ranks))
+
+
+def test_processes_with_different_tasks_are_refused(ranks):
+    for found in ranks:
+        assert found["other tasks"].startswith("All processes must have the same tasks in a step: 1 of 2 have task")

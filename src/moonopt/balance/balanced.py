@@ -15,9 +15,10 @@ from moonopt.tasks.gradients import gram_by_columns, graph_features
 from moonopt.tasks.losses import Losses, TaskLosses, read_losses
 from moonopt.tasks.pending import MicroBatch, Pending
 from moonopt.tasks.presence import mean_by_task, pick, selection, spread
-from moonopt.tasks.reduce import mean_over_ranks, refuse_several_ranks
+from moonopt.tasks.reduce import mean_over_ranks, refuse_different_tasks, refuse_several_ranks
 from moonopt.tasks.replay import Replay
 from moonopt.tasks.verbs import Closure, TaskOptimizer
+from moonopt.tasks.watch import LEFT, TAKEN
 
 NONFINITE = ("raise", "skip")
 COUNTED = ("unsolved", "rejected")  # what balancers count in their memory
@@ -68,6 +69,10 @@ class Balanced(TaskOptimizer):
         self._pending = Pending()
         self.memory = Memory(lambda: self.param_groups[0])
         trained = [p for group in self.param_groups for p in group["params"]]
+        strangers = 0 if self._shared is None else len(set(self._shared) - set(trained))
+        if strangers or self._shared == []:
+            found = f"{strangers} that it does not train" if strangers else "none"
+            raise ValueError(f"shared must be parameters of the optimizer, found {found}.")
         dtype = functools.reduce(torch.promote_types, [p.dtype for p in trained], torch.float32)
         like = torch.zeros(len(balancer.tasks), dtype=dtype, device=trained[0].device)
         start = {
@@ -236,6 +241,7 @@ class Balanced(TaskOptimizer):
                     raise RuntimeError(
                         f"{self.balancer.name} takes task gradients, which do not work with {feature}: {remedy}."
                     )
+        refuse_different_tasks(self.tasks, losses.present, losses.values.device)
         return MicroBatch(losses, replay)
 
     def _combined(self, losses: TaskLosses, batch: MicroBatch | None) -> Tensor:
@@ -295,10 +301,12 @@ class Balanced(TaskOptimizer):
 
     def _is_good(self, batches: Sequence[MicroBatch]) -> bool:
         """Whether all losses and weights are finite, on all ranks. An accelerator tells later, unless bad steps are skipped."""
-        flags = [spread(~(each.before.isfinite() & each.observed.isfinite()), each.present) for each in batches]
-        bad = mean_over_ranks(torch.stack(flags).any(0).float()) > 0
+        ill = [spread(~(each.before.isfinite() & each.observed.isfinite()), each.present) for each in batches]
+        bad = mean_over_ranks(torch.stack(ill).any(0).float()) > 0
         if self._nonfinite == "raise":
-            self._pending.watch.note(self.memory["step"], self.tasks, torch.cat([bad, bad.new_zeros(1)]), BAD_LOSS)
+            consequence = LEFT if bad.device.type == "cpu" else TAKEN
+            flags = torch.cat([bad, bad.new_zeros(1)])
+            self._pending.watch.note(self.memory["step"], self.tasks, flags, BAD_LOSS, consequence)
             self._pending.watch.tell()
             return True
         if not bool(bad.any()):
@@ -309,6 +317,7 @@ class Balanced(TaskOptimizer):
     def _learned(self, batches: Sequence[MicroBatch]) -> Learned:
         presences = [batch.present for batch in batches]
         like: Tensor = self.memory["weights"]
+        present = tuple(any(here) for here in zip(*presences, strict=True))
         before = mean_over_ranks(mean_by_task([batch.before for batch in batches], presences, like))
         self._pending.by_task |= {"loss": before}
         after = None
@@ -319,7 +328,6 @@ class Balanced(TaskOptimizer):
                     with torch.no_grad(), self._again(batch.replay) as losses:
                         found.append(batch.evaluated_again(losses).values)
             after = mean_over_ranks(mean_by_task(found, presences, like))
-        present = tuple(any(here) for here in zip(*presences, strict=True))
         names = tuple(name for name, here in zip(self.tasks, present, strict=True) if here)
         return Learned(names, present, before, after)
 

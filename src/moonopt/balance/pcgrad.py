@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moonopt.balance import chance
 from moonopt.balance.base import Balancer, Heads, Memory, Tasks
-from moonopt.balance.linear import Reduction
+from moonopt.balance.linear import Reduction, check_reduction
 from moonopt.linalg.bargaining import pcgrad_weights
 
 
@@ -31,6 +31,7 @@ class PCGrad(Balancer):
 
     def __init__(self, tasks: int | Sequence[str], seed: int = 0, reduction: Reduction = "sum") -> None:
         super().__init__(tasks)
+        check_reduction(reduction)
         self.seed, self.reduction = seed, reduction
 
     def initial(self, like: Tensor) -> dict[str, Any]:

@@ -1,5 +1,8 @@
 """The same numbers on all ranks."""
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor, distributed
 
 
@@ -21,3 +24,16 @@ def refuse_several_ranks(text: str) -> None:
     """Raise where there is more than one process."""
     if world_size() > 1:
         raise RuntimeError(f"{text}: found a world of {world_size()} processes, expected one.")
+
+
+def refuse_different_tasks(names: Sequence[str], present: Sequence[bool], device: torch.device) -> None:
+    """Raise, on all processes, where not all of them have the same tasks: what they learn would drift apart."""
+    if world_size() == 1:
+        return
+    counts = torch.tensor(present, dtype=torch.float32, device=device)
+    distributed.all_reduce(counts)
+    for name, count in zip(names, counts.tolist(), strict=True):
+        if count not in (0, world_size()):
+            raise RuntimeError(
+                f"All processes must have the same tasks in a step: {int(count)} of {world_size()} have task {name!r}."
+            )

@@ -6,11 +6,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+LEFT = "Parameters and optimizer state were left as they were."
+TAKEN = "The step was taken before this was known: go back to a checkpoint."
+
 
 class _Report(NamedTuple):
     step: int
     names: tuple[str, ...]  # of the losses; the last flag is the gradients'
     ailment: str
+    consequence: str
     bad: Tensor  # on the host, once ready
     ready: torch.Event | None
 
@@ -21,14 +25,14 @@ class Watch:
     def __init__(self) -> None:
         self._reports: list[_Report] = []
 
-    def note(self, step: int, names: Sequence[str], bad: Tensor, ailment: str) -> None:
+    def note(self, step: int, names: Sequence[str], bad: Tensor, ailment: str, consequence: str = LEFT) -> None:
         """``bad`` has one flag per name and one for the gradients; ``ailment`` says what a bad loss is."""
         ready = None
         if bad.device.type != "cpu":
             ready = torch.Event(bad.device)
             bad = bad.to("cpu", non_blocking=True)
             ready.record()
-        self._reports.append(_Report(step, tuple(names), ailment, bad, ready))
+        self._reports.append(_Report(step, tuple(names), ailment, consequence, bad, ready))
 
     def tell(self, wait: bool = False) -> None:
         """Raise for the first report that has arrived and is bad; with ``wait``, let them all arrive."""
@@ -54,7 +58,4 @@ def _text(report: _Report, flags: list[bool]) -> str:
         what = f"the loss of {'tasks' if len(tasks) > 1 else 'task'} {', '.join(tasks)} is {report.ailment}"
     else:
         what = "a gradient is NaN or infinite, though all losses are finite"
-    return (
-        f"At step {report.step}, {what}. Parameters and optimizer state were left as they were. "
-        'Pass nonfinite="skip" to leave out such steps and count them.'
-    )
+    return f'At step {report.step}, {what}. {report.consequence} Pass nonfinite="skip" to leave out such steps and count them.'
