@@ -293,4 +293,90 @@ def test_unknown_settings_and_strangers_among_the_shared_parameters_are_named():
     with pytest.raises(ValueError, match="Unknown reduction 'men'"):
         PCGrad(3, reduction="men")
     with pytest.raises(ValueError, match="shared must be parameters of the optimizer, found 1 that it does not train"):
-        build("mgda", model, 3, shared=[torch.zeros(3)])
+        build("mgda", model, 3, shared=[nn.Parameter(torch.zeros(3))])
+
+
+GRADIENT_BASED = [name for name, each in BALANCERS.items() if each.needs_gradients]
+
+
+@pytest.mark.parametrize("name", GRADIENT_BASED)
+def test_heads_that_start_at_zero_are_trained(name, two_heads, batch):
+    x, y = batch(tasks=3)
+    model = two_heads(3)
+    for head in model.heads:
+        nn.init.zeros_(head.weight)
+    optimizer = build(name, model, 3, shared=model.trunk.parameters())
+    for _ in range(3):
+        optimizer.minimize(lambda: list(model.losses(x, y)))
+    assert all(head.weight.abs().max() > 0 for head in model.heads)
+
+
+@pytest.mark.parametrize("nonfinite", ["raise", "skip"])
+@pytest.mark.parametrize("name", ["ls", *GRADIENT_BASED])
+def test_a_gradient_that_is_not_finite_leaves_the_parameters(name, nonfinite, two_heads, batch):
+    """Though all losses are."""
+    x, y = batch(tasks=3)
+    model = two_heads(3)
+    optimizer = build(name, model, 3, nonfinite=nonfinite)
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def losses():
+        first, *others = model.losses(x, y)
+        return [first + (0 * model.trunk[0].weight).abs().sum().sqrt(), *others]
+
+    if nonfinite == "raise":
+        with pytest.raises(FloatingPointError, match="At step 1"):
+            optimizer.minimize(losses)
+    else:
+        optimizer.minimize(losses)
+        assert optimizer.diagnostics()["skipped_steps"] == 1
+    assert all(torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("engine", ["stored", "columns", "blocked:2"])
+@pytest.mark.parametrize("name", GRADIENT_BASED)
+def test_tasks_that_share_nothing(name, engine):
+    if name == "gradnorm":
+        pytest.skip("it compares gradients in a shared matrix")
+    models = nn.ModuleList(nn.Linear(3, 1) for _ in range(3))
+    optimizer = build(name, models, 3, engine=engine)
+    before = [model.weight.detach().clone() for model in models]
+    optimizer.minimize(lambda: [model(torch.ones(2, 3)).square().mean() for model in models])
+    assert not any(torch.equal(model.weight, start) for model, start in zip(models, before, strict=True))
+
+
+@pytest.mark.parametrize("name", ["ls", *GRADIENT_BASED])
+def test_a_hook_on_a_parameter_acts_once(name, two_heads, batch):
+    x, y = batch(tasks=3)
+    gradients = []
+    for factor in (1.0, 0.5):
+        model = two_heads(3)
+        model.trunk[0].weight.register_hook(lambda g, f=factor: f * g)
+        optimizer = build(name, model, 3, balancer={"max_norm": None} if name == "nash-mtl" else {})
+        optimizer.combine(lambda m=model: list(m.losses(x, y))).backward()
+        gradients.append(model.trunk[0].weight.grad)
+    assert torch.allclose(0.5 * gradients[0], gradients[1], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mgda", "nash-mtl", "si", "rlw"])
+def test_weights_stay_among_micro_batches_with_other_tasks(name, two_heads, batch):
+    x, y = batch(tasks=3)
+    model = two_heads(3)
+    optimizer = build(name, model, 3)
+    optimizer.combine(lambda: {str(i): model.losses(x, y)[i] for i in (0, 2)}).backward()
+    first = optimizer.task_weights.clone()
+    optimizer.combine(lambda: {str(i): model.losses(x[:5], y[:5])[i] for i in (0, 1)}).backward()
+    assert optimizer.task_weights[[0, 2]].tolist() == first[[0, 2]].tolist()
+    assert optimizer.task_weights[1] != 0
+
+
+def test_graddrop_drops_in_the_chosen_parameters_alone(two_heads, batch):
+    x, y = batch(tasks=3)
+    gradients = []
+    for name, options in (("graddrop", True), ("ls", False)):
+        model = two_heads(3)
+        settings = {"shared": [model.trunk[0].weight]} if options else {"balancer": {"reduction": "sum"}}
+        build(name, model, 3, **settings).combine(lambda m=model: list(m.losses(x, y))).backward()
+        gradients.append((model.trunk[0].weight.grad, model.trunk[2].weight.grad))
+    assert not torch.allclose(gradients[0][0], gradients[1][0])
+    assert torch.allclose(gradients[0][1], gradients[1][1], atol=1e-6)

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from moonopt.balance.base import Aggregator, Balancer, Engine, Learned, Memory, Tasks
+from moonopt.balance.base import Aggregator, Balancer, Engine, Learned, Memory, NonFiniteGradientError, Tasks
 from moonopt.errors import unknown_name
 from moonopt.tasks.gradients import gram_by_columns, graph_features
 from moonopt.tasks.losses import Losses, TaskLosses, read_losses
 from moonopt.tasks.pending import MicroBatch, Pending
-from moonopt.tasks.presence import mean_by_task, pick, selection, spread
+from moonopt.tasks.presence import mean_by_task, pick, spread
 from moonopt.tasks.reduce import mean_over_ranks, refuse_different_tasks, refuse_several_ranks
 from moonopt.tasks.replay import Replay
 from moonopt.tasks.verbs import Closure, TaskOptimizer
-from moonopt.tasks.watch import LEFT, TAKEN
+from moonopt.tasks.watch import LEFT, TAKEN, all_finite
 
 NONFINITE = ("raise", "skip")
 COUNTED = ("unsolved", "rejected")  # what balancers count in their memory
@@ -69,7 +69,7 @@ class Balanced(TaskOptimizer):
         self._pending = Pending()
         self.memory = Memory(lambda: self.param_groups[0])
         trained = [p for group in self.param_groups for p in group["params"]]
-        strangers = 0 if self._shared is None else len(set(self._shared) - set(trained))
+        strangers = sum(p.requires_grad for p in set(self._shared or []) - set(trained))
         if strangers or self._shared == []:
             found = f"{strangers} that it does not train" if strangers else "none"
             raise ValueError(f"shared must be parameters of the optimizer, found {found}.")
@@ -140,6 +140,9 @@ class Balanced(TaskOptimizer):
         self.optimizer.load_state_dict(state_dict)
         for name, before in remembered.items():
             if isinstance(before, Tensor):
+                if self.memory[name].shape != before.shape:
+                    found = tuple(self.memory[name].shape)
+                    raise ValueError(f"The checkpoint's balancer_{name} has shape {found}, expected {tuple(before.shape)}.")
                 self.memory[name] = self.memory[name].to(before.device)
         self._pending.clear()
 
@@ -222,7 +225,8 @@ class Balanced(TaskOptimizer):
             return
         if replay is None:
             raise ValueError('engine="columns" evaluates the losses again: pass a closure, or losses with again=function.')
-        gram = gram_by_columns(lambda: self._again(replay), self._parameters(), self._shared)
+        shared = None if self._shared is None else [p for p in self._shared if p.requires_grad]
+        gram = gram_by_columns(lambda: self._again(replay), self._parameters(), shared)
         self._pending.foreseen["gram"] = gram
 
     def _read(self, answer: Losses, replay: Replay | None) -> TaskLosses:
@@ -248,13 +252,13 @@ class Balanced(TaskOptimizer):
         if batch is None:  # nobody differentiates this
             return self._shown(losses, pick(self.task_weights, losses.present))
         tasks = Tasks(losses, self._parameters(), self._shared, self._engine, self._pending.foreseen.pop("gram", None))
-        if isinstance(self.balancer, Aggregator):
+        if isinstance(self.balancer, Aggregator) and bool(losses.values.isfinite().all()):
             weights = batch.observed = self._remembered(self.balancer.weights(tasks, self.memory), losses)
             directions = self.balancer.direction(tasks, self.memory)
             rest = [p for p in tasks.parameters if p not in directions]
             return _delivered(directions | tasks.plain_gradient(rest), self._shown(losses, weights))
         weights = batch.observed = self._weights(tasks)
-        if self.balancer.max_norm is not None:
+        if self.balancer.max_norm is not None and (tasks.count > 1 or len(self.tasks) == 1):
             self._pending.shared = tasks.shared
         if self.balancer.heads == "plain" and tasks.heads:
             return _delivered(tasks.weighted_gradient(weights), self._shown(losses, weights))
@@ -269,8 +273,12 @@ class Balanced(TaskOptimizer):
             return pick(self.task_weights, losses.present)
         if self.balancer.needs_gradients and not bool(losses.values.isfinite().all()):
             return pick(self.task_weights, losses.present)
-        with torch.no_grad():
-            weights = self.balancer.weights(tasks, self.memory)
+        try:
+            with torch.no_grad():
+                weights = self.balancer.weights(tasks, self.memory)
+        except NonFiniteGradientError as error:
+            old = pick(self.task_weights, losses.present)
+            return torch.where(error.bad.to(old.device), torch.nan, old)  # which the step will tell of
         return self._remembered(weights, losses)
 
     def _remembered(self, weights: Tensor, losses: TaskLosses) -> Tensor:
@@ -278,10 +286,11 @@ class Balanced(TaskOptimizer):
         if self._is_due():
             before, known = torch.zeros_like(before), [False] * len(known)
         weights = weights.to(losses.values.device, before.dtype)
-        here = selection(losses.present, before) > 0
+        new = [here and not old for here, old in zip(losses.present, known, strict=True)]  # the others stay as they are
+        here = torch.tensor(new, device=before.device)
         self.memory["weights"] = torch.where(here, spread(weights, losses.present).to(before), before)
         self.memory["weighed"] = [a or b for a, b in zip(known, losses.present, strict=True)]
-        return weights
+        return pick(self.memory["weights"], losses.present).to(weights)
 
     def _shown(self, losses: TaskLosses, weights: Tensor) -> Tensor:
         return self.balancer.value(losses.values.detach(), weights.to(losses.values), self.memory)
@@ -305,14 +314,21 @@ class Balanced(TaskOptimizer):
         bad = mean_over_ranks(torch.stack(ill).any(0).float()) > 0
         if self._nonfinite == "raise":
             consequence = LEFT if bad.device.type == "cpu" else TAKEN
-            flags = torch.cat([bad, bad.new_zeros(1)])
+            flags = torch.cat([bad, self._bad_gradient(bad)])
             self._pending.watch.note(self.memory["step"], self.tasks, flags, BAD_LOSS, consequence)
             self._pending.watch.tell()
             return True
-        if not bool(bad.any()):
+        if not bool(torch.cat([bad, self._bad_gradient(bad)]).any()):
             return True
         self._pending.count("skipped_steps", 1)
         return False
+
+    def _bad_gradient(self, like: Tensor) -> Tensor:
+        """A flag: whether some gradient is not finite, on any rank."""
+        gradients = [p.grad for p in self._parameters() if p.grad is not None and not p.grad.is_sparse]
+        if not gradients:
+            return like.new_zeros(1)
+        return mean_over_ranks((~all_finite(gradients)).float().reshape(1).to(like.device)) > 0
 
     def _learned(self, batches: Sequence[MicroBatch]) -> Learned:
         presences = [batch.present for batch in batches]
@@ -337,5 +353,7 @@ class Balanced(TaskOptimizer):
 
 def _delivered(directions: dict[Tensor, Tensor], value: Tensor) -> Tensor:
     """A loss of this value whose gradient is the direction: scalers, hooks, clipping and accumulation work with it."""
-    loss = torch.stack([(p * direction.detach().to(p.dtype)).sum().to(value) for p, direction in directions.items()]).sum()
-    return value + (loss - loss.detach())
+    if not directions:
+        raise RuntimeError("The losses depend on no parameter of the optimizer.")
+    parts = [((p - p.detach()) * direction.detach().to(p.dtype)).sum().to(value) for p, direction in directions.items()]
+    return value + torch.stack(parts).sum()

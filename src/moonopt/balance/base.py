@@ -58,6 +58,14 @@ class Engine(NamedTuple):
         raise ValueError(f'engine must be "stored", "columns" or "blocked:SIZE" such as "blocked:4", found {text!r}.')
 
 
+class NonFiniteGradientError(Exception):
+    """The gradients of some tasks have NaN or infinite entries."""
+
+    def __init__(self, bad: Tensor) -> None:
+        super().__init__("The gradient of a task has NaN or infinite entries.")
+        self.bad = bad  # one flag per task that is there
+
+
 class Tasks:
     """What a balancer may ask of the tasks in one micro-batch; gradients are computed when they are asked for."""
 
@@ -71,6 +79,11 @@ class Tasks:
     ) -> None:
         self.losses, self.parameters = losses, list(parameters)
         self._shared, self._engine, self._gram = shared, engine, gram
+
+    @property
+    def chosen(self) -> Sequence[Tensor] | None:
+        """The shared parameters, where they are not to be found from the graph."""
+        return self._shared
 
     @property
     def count(self) -> int:
@@ -136,10 +149,15 @@ class Tasks:
     def gram(self) -> Tensor:
         """Their inner products, in float64 on the CPU: the one thing that waits for the device."""
         if self._gram is not None:
-            return self._gram.cpu()
-        if self._engine.kind == "blocked":
-            return gram_by_blocks(self.losses.separate, self.shared, self._engine.size).cpu()
-        return gram_matrix(self.rows).cpu()
+            gram = self._gram.cpu()
+        elif self._engine.kind == "blocked":
+            gram = gram_by_blocks(self.losses.separate, self.shared, self._engine.size).cpu()
+        else:
+            gram = gram_matrix(self.rows).cpu()
+        bad = ~gram.diagonal().isfinite()
+        if bad.any():
+            raise NonFiniteGradientError(bad)
+        return gram
 
 
 class Learned(NamedTuple):

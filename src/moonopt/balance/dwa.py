@@ -43,7 +43,11 @@ class DWA(Balancer):
         self.temperature, self.window, self.sliding, self.reduction = temperature, window, sliding, reduction
 
     def initial(self, like: Tensor) -> dict[str, Any]:
-        return {"history": like.new_ones(2 * self.window, len(like)), "seen": 0, "ratios": like.new_ones(len(like))}
+        return {
+            "history": like.new_full((2 * self.window, len(like)), torch.nan),
+            "seen": 0,
+            "ratios": like.new_ones(len(like)),
+        }
 
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
         ratios = pick(memory["ratios"], tasks.losses.present)
@@ -56,4 +60,5 @@ class DWA(Balancer):
         memory["history"], memory["seen"] = history, memory["seen"] + 1
         seen = memory["seen"]
         if seen >= 2 * self.window and (self.sliding or seen % self.window == 0):
-            memory["ratios"] = history[self.window :].mean(0) / history[: self.window].mean(0)
+            ratios = history[self.window :].mean(0) / history[: self.window].mean(0)
+            memory["ratios"] = torch.where(ratios.isfinite(), ratios, 1.0)  # of a task that was not there, or is solved

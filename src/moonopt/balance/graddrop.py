@@ -43,7 +43,8 @@ class GradDrop(Aggregator):
         if not positive:
             return {}
         generator = chance.generator(memory, next(iter(positive)).device)
-        return {p: self._dropped(positive[p], negative[p], generator) for p in positive}
+        chosen = set(positive) if tasks.chosen is None else set(tasks.chosen)
+        return {p: self._dropped(positive[p], negative[p], generator) for p in positive if p in chosen}
 
     def _dropped(self, positive: Tensor, negative: Tensor, generator: torch.Generator) -> Tensor:
         purity = (1 + (positive + negative) / (positive - negative).clamp_min(1e-30)) / 2

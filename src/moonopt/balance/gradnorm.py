@@ -38,7 +38,7 @@ class GradNorm(Balancer):
         self._layer = None if layer is None else list(layer)
 
     def initial(self, like: Tensor) -> dict[str, Any]:
-        return adam.initial("w", torch.ones_like(like)) | {"first": torch.full_like(like, torch.nan)}
+        return adam.initial("w", torch.ones_like(like)) | {"first": torch.full_like(like, torch.nan), "layer": -1}
 
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
         """Those of the moment; what the gradients say is for the next step."""
@@ -52,7 +52,7 @@ class GradNorm(Balancer):
         losses = spread(tasks.values.to(memory["w"]), present)
         here = selection(present, memory["w"])
         memory["first"] = torch.where((here > 0) & memory["first"].isnan(), losses, memory["first"])
-        norms = _norms(task_gradients(tasks.losses.separate, self._chosen_layer(tasks))).to(weights)
+        norms = _norms(task_gradients(tasks.losses.separate, self._chosen_layer(tasks, memory))).to(weights)
         ratios = tasks.values.to(weights) / pick(memory["first"], present)
         scaled = weights * norms
         target = scaled.mean() * (ratios / ratios.mean()) ** self.alpha
@@ -61,9 +61,11 @@ class GradNorm(Balancer):
         positive = memory["w"].clamp_min(1e-6)
         memory["w"] = positive * len(positive) / positive.sum()
 
-    def _chosen_layer(self, tasks: Tasks) -> list[Tensor]:
+    def _chosen_layer(self, tasks: Tasks, memory: Memory) -> list[Tensor]:
         if self._layer is not None:
             return self._layer
+        if memory["layer"] >= 0:
+            return [tasks.parameters[memory["layer"]]]
         matrices = [p for p in tasks.shared if p.dim() > 1]
         if not matrices:
             raise ValueError("GradNorm compares gradients in the last shared matrix, and found none: pass layer=[...].")
@@ -73,7 +75,7 @@ class GradNorm(Balancer):
             users = [count + (g is not None and bool(g.any())) for count, g in zip(users, row, strict=True)]
         last = max(range(len(matrices)), key=lambda index: (users[index], index))
         if users[last] == len(self.tasks):
-            self._layer = [matrices[last]]
+            memory["layer"] = next(index for index, p in enumerate(tasks.parameters) if p is matrices[last])
         return [matrices[last]]
 
 

@@ -40,6 +40,7 @@ class MGDA(Balancer):
             norms = gram.diagonal().sqrt()
             sizes = sizes * torch.where(norms > 0, norms, 1.0)
         if self.normalisation in ("loss", "loss+"):
-            sizes = sizes * tasks.values.double().cpu()
+            losses = tasks.values.double().cpu()
+            sizes = sizes * torch.where(losses != 0, losses, 1.0)
         weights = min_norm_weights(gram / torch.outer(sizes, sizes))
         return weights * tasks.count if self.times_tasks else weights

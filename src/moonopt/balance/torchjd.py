@@ -33,6 +33,8 @@ class FromTorchJD(Aggregator):
         self._gives_weights = "Weighting" in kinds
 
     def direction(self, tasks: Tasks, memory: Memory) -> dict[Tensor, Tensor]:
+        if not tasks.shared:
+            return {}
         if self._on_gram is not None:
             return tasks.weighted_gradient(self._on_gram(tasks.gram()))
         jacobian = _jacobian(tasks)

@@ -1,7 +1,6 @@
 """Muon: momentum, its polar factor as the update of every matrix, and AdamW for the rest. MOON builds on it."""
 
 import functools
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -30,6 +29,7 @@ from moonopt.optim.vectors import adamw_state, adamw_step
 from moonopt.tasks.directional import Rate
 from moonopt.tasks.pending import MicroBatch, Pending
 from moonopt.tasks.verbs import TaskOptimizer
+from moonopt.tasks.watch import all_finite
 
 NONFINITE = ("raise", "skip")
 
@@ -185,7 +185,7 @@ class Muon(TaskOptimizer):
 
     def _finiteness(self, active: Sequence[Active], batches: Sequence[MicroBatch]) -> Finite | bool:
         """Whether losses and gradients are finite: known at once on a CPU, a flag on an accelerator."""
-        finite_gradients = _all_finite([gradient for each in active for gradient in each.gradients])
+        finite_gradients = all_finite([gradient for each in active for gradient in each.gradients])
         good = [each.before.to(finite_gradients.device).isfinite() for each in batches]
         bad = ~torch.cat([*good, finite_gradients.reshape(1)])
         found_inf: Tensor | None = getattr(self, "found_inf", None)
@@ -336,18 +336,6 @@ def _check_one_device(groups: Sequence[Group]) -> None:
     devices = {str(p.device) for group in groups for p in group["params"]}
     if len(devices) > 1:
         raise ValueError(f"All parameters must be on one device, found {', '.join(sorted(devices))}.")
-
-
-def _all_finite(tensors: list[Tensor]) -> Tensor:
-    """Whether no entry is NaN or infinite, as a flag on the device.
-
-    On a CPU, torch takes ten times as long for the largest entry as for the norm, which may overflow where no entry does.
-    """
-    if tensors[0].device.type == "cpu":
-        finite = torch.stack(torch._foreach_norm(tensors)).isfinite().all()
-        if finite:
-            return finite
-    return torch.stack(torch._foreach_norm(tensors, math.inf)).isfinite().all()
 
 
 def _scaled(factors: list[Tensor], scale: str) -> list[Tensor]:

@@ -4,8 +4,8 @@ Their inner products, the Gram matrix, can be had in three ways: with all gradie
 backward passes, or with one kept and a forward-mode pass along each, which gives a column at once.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ def task_gradients(
     if not parameters:
         return [[] for _ in losses]
     rows: list[list[Tensor | None]] = []
-    with torch.enable_grad(), without_autocast(losses[0].device.type):
+    with torch.enable_grad(), without_autocast(losses[0].device.type), _without_hooks(parameters):
         for loss in losses:
             row: Sequence[Tensor | None] = [None] * len(parameters)
             if loss.requires_grad:
@@ -45,7 +45,8 @@ CHUNK = 2**20
 
 def gram_matrix(rows: Sequence[Sequence[Tensor | None]]) -> Tensor:
     """The inner products of gradients, accumulated in float64; None counts as zero."""
-    if all(gradient is not None for row in rows for gradient in row) and len(rows) * _numbers(rows[0]) <= CHUNK:
+    whole = rows[0] and all(gradient is not None for row in rows for gradient in row)
+    if whole and len(rows) * _numbers(rows[0]) <= CHUNK:
         together = torch.stack([_together(row) for row in rows]).double()
         return together @ together.mT
     total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
@@ -80,7 +81,7 @@ def _in_float64(vectors: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 #: Evaluates the losses again, in a context: see ``moonopt.tasks.replay``.
-Evaluate = Callable[[], AbstractContextManager[TaskLosses]]
+Evaluate = Callable[[], contextlib.AbstractContextManager[TaskLosses]]
 
 
 def gram_by_columns(evaluate: Evaluate, parameters: Sequence[Tensor], shared: Sequence[Tensor] | None) -> Tensor:
@@ -147,6 +148,19 @@ def graph_features(losses: Tensor) -> dict[str, str]:
     if "CompiledFunctionBackward" in nodes and torch._functorch.config.donated_buffer:  # freed by the first backward pass
         features["donated buffers"] = "set torch._functorch.config.donated_buffer = False before compiling"
     return features
+
+
+@contextlib.contextmanager
+def _without_hooks(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """A hook on a parameter is for the gradient that the optimizer gets, and would act on it a second time."""
+    hooks = [(p._backward_hooks, dict(p._backward_hooks)) for p in parameters if p._backward_hooks]
+    for registered, _ in hooks:
+        registered.clear()
+    try:
+        yield
+    finally:
+        for registered, kept in hooks:
+            registered.update(kept)
 
 
 def _unscaled(gradient: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Non-finite losses and gradients: noticed on the device, told on the host as soon as that costs no waiting."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -50,6 +51,18 @@ class Watch:
 
     def clear(self) -> None:
         self._reports.clear()
+
+
+def all_finite(tensors: list[Tensor]) -> Tensor:
+    """Whether no entry is NaN or infinite, as a flag on the device.
+
+    On a CPU, torch takes ten times as long for the largest entry as for the norm, which may overflow where no entry does.
+    """
+    if tensors[0].device.type == "cpu":
+        finite = torch.stack(torch._foreach_norm(tensors)).isfinite().all()
+        if finite:
+            return finite
+    return torch.stack(torch._foreach_norm(tensors, math.inf)).isfinite().all()
 
 
 def _text(report: _Report, flags: list[bool]) -> str:
