@@ -42,9 +42,7 @@ BALANCERS: dict[str, type[Balancer]] = {
 #: "paper" takes every method as its own paper has it, without factors of K that match a summed loss (LS is the mean), and no
 #: clipping but Nash-MTL's. The MOON paper does not state its own.
 PROTOCOLS: dict[str, dict[str, dict[str, Any]]] = {
-    "paper": {
-        "nash-mtl": {"max_norm": 1.0},
-    },
+    "paper": {"nash-mtl": {"max_norm": 1.0}},
     "nash-mtl": {
         "ls": {"reduction": "sum"},
         "si": {"reduction": "sum"},
@@ -53,16 +51,8 @@ PROTOCOLS: dict[str, dict[str, dict[str, Any]]] = {
         "cagrad": {"times_tasks": True},
         "nash-mtl": {"max_norm": 1.0},
     },
-    "famo": {
-        "ls": {"reduction": "sum"},
-        "si": {"reduction": "sum"},
-        "dwa": {"reduction": "mean"},
-        "mgda": {"times_tasks": True},
-        "cagrad": {"times_tasks": True},
-        "nash-mtl": {"max_norm": 1.0},
-        "famo": {"max_norm": 1.0},
-    },
 }
+PROTOCOLS["famo"] = PROTOCOLS["nash-mtl"] | {"famo": {"max_norm": 1.0}}
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "adam": lambda model, **settings: torch.optim.Adam(model.parameters(), **({"lr": 1e-3} | settings)),
