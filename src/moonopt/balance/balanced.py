@@ -17,10 +17,9 @@ from moonopt.tasks.pending import MicroBatch, Pending
 from moonopt.tasks.presence import mean_by_task, pick, spread
 from moonopt.tasks.reduce import mean_over_ranks, refuse_different_tasks, refuse_several_ranks
 from moonopt.tasks.replay import Replay
-from moonopt.tasks.verbs import Closure, TaskOptimizer
-from moonopt.tasks.watch import LEFT, TAKEN, all_finite
+from moonopt.tasks.verbs import NO_GRADIENT, Closure, TaskOptimizer
+from moonopt.tasks.watch import LEFT, NONFINITE, TAKEN, all_finite
 
-NONFINITE = ("raise", "skip")
 COUNTED = ("unsolved", "rejected")  # what balancers count in their memory
 BAD_LOSS = "NaN or infinite (or not positive, for a method that takes its logarithm)"
 
@@ -177,9 +176,7 @@ class Balanced(TaskOptimizer):
             with torch.enable_grad():
                 loss = closure()
         if all(p.grad is None for p in self._parameters()):
-            raise RuntimeError(
-                "No parameter has a gradient. Call backward() on the combined loss before step(), with no zero_grad() between."
-            )
+            raise RuntimeError(NO_GRADIENT)
         batches = self._pending.take()
         if not batches:
             self.optimizer.step()
@@ -212,12 +209,7 @@ class Balanced(TaskOptimizer):
     def _replay(self, closure: Closure, args: tuple[Any, ...]) -> Replay | None:
         if not (self._by_columns or self.balancer.evaluates_again):
             return None
-        if self._module is None:
-            self._warn_once(
-                "The second evaluation of the losses protects no buffers (BatchNorm statistics, for one), because the module "
-                "is not known: pass module=model."
-            )
-        return Replay(closure, args, self._module, [self.param_groups[0]["params"][0].device], plain=self._by_columns)
+        return self._repeatable(closure, args, self._module, self._by_columns, "pass module=model")
 
     def _look_ahead(self, replay: Replay | None) -> None:
         """The Gram matrix by columns, before there is a graph that would wait in memory meanwhile."""
@@ -312,13 +304,13 @@ class Balanced(TaskOptimizer):
         """Whether all losses and weights are finite, on all ranks. An accelerator tells later, unless bad steps are skipped."""
         ill = [spread(~(each.before.isfinite() & each.observed.isfinite()), each.present) for each in batches]
         bad = mean_over_ranks(torch.stack(ill).any(0).float()) > 0
+        flags = torch.cat([bad, self._bad_gradient(bad)])
         if self._nonfinite == "raise":
-            consequence = LEFT if bad.device.type == "cpu" else TAKEN
-            flags = torch.cat([bad, self._bad_gradient(bad)])
+            consequence = LEFT if flags.device.type == "cpu" else TAKEN
             self._pending.watch.note(self.memory["step"], self.tasks, flags, BAD_LOSS, consequence)
             self._pending.watch.tell()
             return True
-        if not bool(torch.cat([bad, self._bad_gradient(bad)]).any()):
+        if not bool(flags.any()):
             return True
         self._pending.count("skipped_steps", 1)
         return False
@@ -344,8 +336,7 @@ class Balanced(TaskOptimizer):
                     with torch.no_grad(), self._again(batch.replay) as losses:
                         found.append(batch.evaluated_again(losses).values)
             after = mean_over_ranks(mean_by_task(found, presences, like))
-        names = tuple(name for name, here in zip(self.tasks, present, strict=True) if here)
-        return Learned(names, present, before, after)
+        return Learned(present, before, after)
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from moonopt.tasks.gradients import gram_by_blocks, gram_matrix, shared_by, task_gradients
+from moonopt.tasks.gradients import by_parameter, gram_by_blocks, gram_matrix, shared_by, task_gradients
 from moonopt.tasks.losses import TaskLosses, task_names
 from moonopt.tasks.reduce import mean_over_ranks
 
@@ -139,12 +139,12 @@ class Tasks:
             return {p: total for p, total in sums if total is not None}
         total = (weights.to(self.losses.values) * self.losses.values).sum()
         (row,) = task_gradients([total], self.shared)
-        return self.plain_gradient(self.heads) | {p: g for p, g in zip(self.shared, row, strict=True) if g is not None}
+        return self.plain_gradient(self.heads) | by_parameter(self.shared, row)
 
     def plain_gradient(self, parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
         """That of the sum of the losses."""
         (row,) = task_gradients([self.losses.values.sum()], parameters)
-        return {p: g for p, g in zip(parameters, row, strict=True) if g is not None}
+        return by_parameter(parameters, row)
 
     def gram(self) -> Tensor:
         """Their inner products, in float64 on the CPU: the one thing that waits for the device."""
@@ -163,7 +163,6 @@ class Tasks:
 class Learned(NamedTuple):
     """What a step has shown: the mean losses of the tasks before it, on all ranks, and after it where that was asked for."""
 
-    names: tuple[str, ...]
     present: tuple[bool, ...]
     before: Tensor
     after: Tensor | None

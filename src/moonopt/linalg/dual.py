@@ -132,8 +132,7 @@ class _Bounds:
         self.weights = torch.full_like(norms, 1 / self.tasks)
         self.value = math.inf
         self.direction = [torch.zeros_like(block[0]) for block in blocks]
-        self.lower = 0.0
-        self._surely = 0.0  # the lower bound less the rounding in it
+        self._surely = 0.0  # the lower bound that the direction proves, less the rounding in it
 
     def settled_at_once(self) -> bool:
         """Whether the answer was plain: a task without a gradient, or only one task."""
@@ -156,7 +155,7 @@ class _Bounds:
         products = inner_products(self.blocks, inside)
         surely = float((products - ROUNDING * self.norms).min())
         if surely > self._surely:
-            self.direction, self.lower, self._surely = inside, float(products.min()), surely
+            self.direction, self._surely = inside, surely
 
     @property
     def stationary(self) -> bool:

@@ -10,7 +10,7 @@ from moonopt.linalg.dual import Dual, inner_products, solve_dual
 from moonopt.optim.groups import SCALES, Group, rate_of, state_dtype, with_rows
 from moonopt.optim.parameters import blocks, joined
 from moonopt.tasks.directional import SUPPORT
-from moonopt.tasks.gradients import graph_features, task_gradients
+from moonopt.tasks.gradients import by_parameter, graph_features, task_gradients
 from moonopt.tasks.losses import TaskLosses
 
 #: For each task that was there its gradients by matrix.
@@ -39,10 +39,7 @@ def observe_tasks(losses: TaskLosses, matrices: Sequence[Tensor]) -> Gradients:
         if feature not in SUPPORT["per_task"]:
             raise RuntimeError(f'dual="exact" does not work with {feature}: use dual="online", or {remedy}.')
     rows = task_gradients(losses.separate, matrices)
-    return {
-        name: {p: g for p, g in zip(matrices, row, strict=True) if g is not None}
-        for name, row in zip(losses.names, rows, strict=True)
-    }
+    return {name: by_parameter(matrices, row) for name, row in zip(losses.names, rows, strict=True)}
 
 
 def joint_step(groups: Sequence[Group], observed: Sequence[ObservedTasks]) -> MinimaxStep | None:

@@ -160,13 +160,8 @@ class MOON(Muon):
     def _replay(self, closure: Closure, args: tuple[Any, ...]) -> Replay | None:
         if not self._evaluates_again:
             return None
-        if self._module is None:
-            self._warn_once(
-                "The second evaluation of the losses protects no buffers (BatchNorm statistics, for one), because the module "
-                "is not known: pass the model as params, or module=model."
-            )
-        device = self.param_groups[0]["params"][0].device
-        return Replay(closure, args, self._module, [device], plain=self._mode.exact)
+        advice = "pass the model as params, or module=model"
+        return self._repeatable(closure, args, self._module, self._mode.exact, advice)
 
     def _read(self, answer: Losses, replay: Replay | None) -> TaskLosses:
         losses = read_losses(answer, self.tasks)

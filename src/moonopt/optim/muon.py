@@ -28,10 +28,8 @@ from moonopt.optim.parameters import Placing, blocks, joined
 from moonopt.optim.vectors import adamw_state, adamw_step
 from moonopt.tasks.directional import Rate
 from moonopt.tasks.pending import MicroBatch, Pending
-from moonopt.tasks.verbs import TaskOptimizer
-from moonopt.tasks.watch import all_finite
-
-NONFINITE = ("raise", "skip")
+from moonopt.tasks.verbs import NO_GRADIENT, TaskOptimizer
+from moonopt.tasks.watch import NONFINITE, all_finite
 
 
 class _PolarSettings(NamedTuple):
@@ -176,9 +174,7 @@ class Muon(TaskOptimizer):
             if entries:
                 active.append(Active(group, *map(list, zip(*entries, strict=True))))
         if not active:
-            raise RuntimeError(
-                "No parameter has a gradient. Call backward() on the combined loss before step(), with no zero_grad() between."
-            )
+            raise RuntimeError(NO_GRADIENT)
         if any(gradient.is_sparse for each in active for gradient in each.gradients):
             raise RuntimeError("Sparse gradients are not supported: build the embedding with sparse=False.")
         return active

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from moonopt.linalg.polar import without_autocast
-from moonopt.tasks.gradients import graph_features, task_gradients
+from moonopt.tasks.gradients import by_parameter, graph_features, task_gradients
 from moonopt.tasks.losses import TaskLosses
 from moonopt.tasks.pending import MicroBatch
 from moonopt.tasks.tangents import carried, tangent_of
@@ -75,8 +75,7 @@ class PerTask:
 
     def observe(self, losses: TaskLosses, matrices: Sequence[Tensor]) -> list[dict[Tensor, Tensor]]:
         refuse_unsupported(self.name, graph_features(losses.values))
-        rows = task_gradients(losses.separate, matrices)
-        return [{p: g for p, g in zip(matrices, row, strict=True) if g is not None} for row in rows]
+        return [by_parameter(matrices, row) for row in task_gradients(losses.separate, matrices)]
 
     def deltas(self, batch: MicroBatch, evaluate: Evaluate, move: Move) -> Deltas:
         return _exact(torch.stack([_inner(row, move.directions, batch.before) for row in batch.observed]))
@@ -115,8 +114,7 @@ class DoubleBackward:
                 return _exact(torch.zeros_like(batch.before))
             u = torch.ones_like(losses, requires_grad=True)
             gradients = torch.autograd.grad((u * losses).sum(), parameters, create_graph=True, allow_unused=True)
-            touched = {p: g for p, g in zip(parameters, gradients, strict=True) if g is not None}
-            along = _inner(touched, move.directions, losses)
+            along = _inner(by_parameter(parameters, gradients), move.directions, losses)
             if not along.requires_grad:  # no loss depends on a matrix
                 return _exact(torch.zeros_like(batch.before))
             return _exact(torch.autograd.grad(along, u)[0])

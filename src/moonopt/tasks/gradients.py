@@ -39,6 +39,11 @@ def task_gradients(
     return rows
 
 
+def by_parameter(parameters: Sequence[Tensor], row: Sequence[Tensor | None]) -> dict[Tensor, Tensor]:
+    """The gradients of one loss by parameter, without those that it does not depend on."""
+    return {p: gradient for p, gradient in zip(parameters, row, strict=True) if gradient is not None}
+
+
 #: How many numbers are converted to float64 at a time for inner products.
 CHUNK = 2**20
 
@@ -98,8 +103,7 @@ def gram_by_columns(evaluate: Evaluate, parameters: Sequence[Tensor], shared: Se
             shared = shared_by(losses.separate, parameters) if shared is None else shared
             (row,) = task_gradients([losses.separate[len(columns)]], shared, retain_graph=False)
         del losses
-        directions = {p: g for p, g in zip(shared, row, strict=True) if g is not None}
-        with carried(directions, parameters), evaluate() as again:
+        with carried(by_parameter(shared, row), parameters), evaluate() as again:
             columns.append(tangent_of(again.values).detach().double())
         del again
     gram = torch.stack(columns, 1)

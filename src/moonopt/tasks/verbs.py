@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from moonopt.tasks.losses import Losses, TaskLosses, detached, read_losses
@@ -15,6 +15,7 @@ from moonopt.tasks.pending import MicroBatch, Pending
 from moonopt.tasks.replay import Replay
 
 Closure = Callable[..., Losses]
+NO_GRADIENT = "No parameter has a gradient. Call backward() on the combined loss before step(), with no zero_grad() between."
 
 
 class TaskOptimizer(Optimizer):
@@ -101,6 +102,17 @@ class TaskOptimizer(Optimizer):
     def _micro_batch(self, losses: TaskLosses, replay: Replay | None) -> MicroBatch:
         """What waits for ``step``."""
         return MicroBatch(losses, replay)
+
+    def _repeatable(
+        self, closure: Closure, args: tuple[Any, ...], module: nn.Module | None, plain: bool, advice: str
+    ) -> Replay:
+        """A closure that can be evaluated again; what to do about a module that is not known is advised once."""
+        if module is None:
+            self._warn_once(
+                "The second evaluation of the losses protects no buffers (BatchNorm statistics, for one), because the module "
+                f"is not known: {advice}."
+            )
+        return Replay(closure, args, module, [self.param_groups[0]["params"][0].device], plain=plain)
 
     def _warn_once(self, text: str) -> None:
         if text not in self._pending.warned:

@@ -7,6 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+#: What may be done about a non-finite loss or gradient.
+NONFINITE = ("raise", "skip")
+
 LEFT = "Parameters and optimizer state were left as they were."
 TAKEN = "The step was taken before this was known: go back to a checkpoint."
 
