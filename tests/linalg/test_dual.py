@@ -170,6 +170,7 @@ def test_scale_weighs_the_blocks() -> None:
     assert torch.allclose(dual.weights, folded.weights, atol=1e-9)
     assert dual.value == pytest.approx(folded.value, rel=1e-9)
     assert solve_dual(gradients, 2.0).value == pytest.approx(2 * solve_dual(gradients).value, rel=1e-9)
+    assert solve_dual(gradients, torch.tensor(scale)).value == pytest.approx(dual.value, rel=1e-6)
     left_out = solve_dual(gradients, [1.0, 0.0])
     assert left_out.value == pytest.approx(solve_dual(gradients[0]).value, rel=2e-6)
 
@@ -185,6 +186,15 @@ def test_opposite_gradients_are_stationary(tasks: int) -> None:
     assert dual.relative_gap == pytest.approx(dual.value, abs=1e-20)
     assert all((w == 0).all() for w in dual.direction)
     assert dual.iterations <= MOST_STEPS
+
+
+def test_stationary_is_said_of_the_value_that_is_reported() -> None:
+    """Also where norms are so far apart that rounding decides."""
+    for seed in range(30):
+        gradients = torch.logspace(0, 12, 20, dtype=torch.float64)[:, None, None] * random(20, 2, 2, seed=seed)
+        dual = solve_dual(gradients)
+        smallest = min(np.linalg.svd(g, compute_uv=False).sum() for g in gradients.numpy())
+        assert dual.stationary == (dual.value <= 1e-10 * smallest)
 
 
 @pytest.mark.parametrize("tasks", [1, 2, 3, 11])

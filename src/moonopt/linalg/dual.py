@@ -107,9 +107,10 @@ def read_blocks(gradients: Gradients, scale: Scale = None) -> tuple[list[Tensor]
         finite = block.detach().isfinite().flatten(1).all(1)
         if not finite.all():
             raise ValueError(f"The gradient of task {int(finite.int().argmin())} in block {index} has a NaN or infinite entry.")
-    scales = (
-        [1.0 if scale is None else float(scale)] * len(given) if not isinstance(scale, Sequence) else list(map(float, scale))
-    )
+    if scale is None or isinstance(scale, int | float):
+        scales = [1.0 if scale is None else float(scale)] * len(given)
+    else:
+        scales = [float(each) for each in scale]
     if len(scales) != len(given):
         raise ValueError(f"scale must have one number per block: found {len(scales)} for {len(given)} blocks.")
     if not all(0 <= each < math.inf for each in scales):
@@ -171,7 +172,8 @@ class _Bounds:
         """The bounds of the problem as it was given, computed from the weights and the direction alone."""
         scaled = [s * block for s, block in zip(scales, blocks, strict=True)]
         value = sum(float(torch.linalg.svdvals(torch.tensordot(self.weights, block, 1)).sum()) for block in scaled)
-        kept = 0.0 if self.stationary else 1.0
+        stationary = _is_stationary(value, nuclear_norms(scaled))
+        kept = 0.0 if stationary else 1.0
         direction = [
             kept * (w.mT if w.shape != block.shape[1:] else w) for w, block in zip(self.direction, blocks, strict=True)
         ]
@@ -181,9 +183,9 @@ class _Bounds:
             weights=self.weights,
             value=value,
             lower_bound=lower,
-            relative_gap=gap if self.stationary else gap / value,
-            stationary=self.stationary,
-            converged=self.converged,
+            relative_gap=gap if stationary else gap / value,
+            stationary=stationary,
+            converged=stationary or (self.converged and gap <= self.tol * value),
             iterations=steps,
             direction=tuple(direction),
             scale=tuple(scales),
