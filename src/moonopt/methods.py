@@ -55,9 +55,12 @@ PROTOCOLS: dict[str, dict[str, dict[str, Any]]] = {
 PROTOCOLS["famo"] = PROTOCOLS["nash-mtl"] | {"famo": {"max_norm": 1.0}}
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    "adam": lambda model, **settings: torch.optim.Adam(model.parameters(), **({"lr": 1e-3} | settings)),
+    "adam": lambda model, **settings: torch.optim.Adam(model.parameters(), **settings),
     "muon": Muon,
 }
+
+#: What takes the settings of an optimizer, by name.
+_TAKES: dict[str, type] = {"adam": torch.optim.Adam, "muon": Muon, "moon": MOON}
 
 
 def build(
@@ -104,6 +107,38 @@ def build(
         module=model,
         **options,
     )
+
+
+def known_settings(name: str, protocol: Protocol = "paper") -> dict[str, inspect.Parameter]:
+    """What ``build`` takes for a method, by section: "optimizer.lr", "balancer.c", "method.engine"; with its default and type.
+
+    >>> known_settings("cagrad")["balancer.c"].default
+    0.4
+    """
+    if protocol not in PROTOCOLS:
+        raise ValueError(unknown_name(protocol, tuple(PROTOCOLS), "protocol"))
+    if name not in METHODS:
+        raise ValueError(unknown_name(name, METHODS, "method"))
+    base, _, inner = name.partition("+")
+    found = _section("optimizer", _TAKES[inner or ("adam" if base in BALANCERS else base)])
+    if base not in BALANCERS:
+        return found
+    chosen = {f"balancer.{key}": value for key, value in PROTOCOLS[protocol].get(base, {}).items()}
+    balancer = _section("balancer", BALANCERS[base])
+    balancer |= {key: balancer[key].replace(default=value) for key, value in chosen.items()}
+    options = _section("method", Balanced) | {
+        "method.protocol": inspect.Parameter("protocol", inspect.Parameter.KEYWORD_ONLY, default=protocol, annotation=Protocol)
+    }
+    return found | balancer | options
+
+
+def _section(name: str, takes: type) -> dict[str, inspect.Parameter]:
+    parameters = inspect.signature(takes, eval_str=True).parameters
+    return {f"{name}.{key}": parameter for key, parameter in parameters.items() if key not in _GIVEN}
+
+
+#: What is no setting: ``build`` gives it.
+_GIVEN = ("params", "tasks", "balancer", "optimizer", "module", "shared")
 
 
 def _check_settings(settings: Mapping[str, Any], of: type, what: str) -> None:

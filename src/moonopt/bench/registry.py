@@ -1,0 +1,58 @@
+"""Benchmarks by name: ours, which are imported when asked for, and anybody's as ``module:name``."""
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+from moonopt.bench.base import Benchmark
+from moonopt.errors import UserError, one_sentence, unknown_name
+
+#: Where each is defined.
+BENCHMARKS: dict[str, str] = {
+    "toy": "moonopt.bench.toy:Toy",
+    "synthetic30": "moonopt.bench.synthetic:Synthetic30",
+    "multidigits": "moonopt.bench.multidigits:MultiDigits",
+}
+
+
+def find(name: str) -> type[Benchmark]:
+    """The benchmark of a name, or the class that ``module:name`` says, from the Python path or the current folder.
+
+    >>> find("toy").title
+    "the paper's toy case: two least-squares tasks over one 6 x 6 matrix"
+    """
+    if name not in BENCHMARKS and ":" not in name:
+        raise UserError(unknown_name(name, tuple(BENCHMARKS), "benchmark") + " Your own is given as module:Class.")
+    found = import_object(BENCHMARKS.get(name, name), "benchmark")
+    if not (inspect.isclass(found) and issubclass(found, Benchmark)):
+        raise UserError(f"{name} must be a subclass of moonopt.bench.Benchmark, found {found!r}.")
+    absent = [each for each in ("name", "metrics", "headline") if not hasattr(found, each)]
+    if absent or inspect.isabstract(found):
+        raise UserError(f"{name} lacks {', '.join([*absent, *sorted(found.__abstractmethods__)])}.")
+    metrics = [metric.name for metric in found.metrics]
+    if found.headline not in metrics:
+        raise UserError(f"{name}: " + unknown_name(found.headline, metrics, "metric as headline"))
+    return found
+
+
+def import_object(location: str, what: str) -> Any:
+    """The object at ``module:name``."""
+    module_name, _, attribute = location.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not f"{module_name}.".startswith(f"{error.name}."):
+            raise UserError(f"{location} needs the package {error.name!r}, which is not installed.") from error
+        raise UserError(f"No module {module_name!r} for {what} {location}, on the Python path or in this folder.") from error
+    except Exception as error:
+        raise UserError(f"The module of {what} {location} cannot be imported: {one_sentence(error)}") from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError as error:
+        names = [name for name in vars(module) if not name.startswith("_")]
+        raise UserError(unknown_name(attribute, names, f"name in module {module_name}")) from error

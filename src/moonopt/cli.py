@@ -1,0 +1,427 @@
+"""The command line: ``moonopt list``, ``show``, ``run``, ``compare``, ``tune``, ``resume``, ``report``, ``export`` and more."""
+
+import os
+import shlex
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from moonopt.bench import BENCHMARKS, find
+from moonopt.bench.registry import import_object
+from moonopt.errors import UserError, unknown_name
+from moonopt.methods import METHODS
+from moonopt.optim.parameters import route_parameters
+from moonopt.runs.cell import Cell, Machine, make_cell
+from moonopt.runs.compare import Comparison, Plan, compare as compare_cells, make_cells
+from moonopt.runs.engines import ENGINES, Outcome
+from moonopt.runs.export import export as export_runs
+from moonopt.runs.interrupt import Stop, stopping
+from moonopt.runs.report.reading import Run, read_runs
+from moonopt.runs.report.study import studies
+from moonopt.runs.report.tables import Table, results_table
+from moonopt.runs.run import CHECKPOINT_SECONDS, RunFailedError, run_cell
+from moonopt.runs.screen import screen_for
+from moonopt.runs.settings import Layer, parse, read_file, resolve
+from moonopt.runs.store import CONFIG, RunFolder
+from moonopt.runs.train import InterruptedRun
+from moonopt.runs.tune import read_grids, read_tuned, tune as tune_methods, write_tuned
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Train one model on several objectives at once: run methods on benchmarks, compare them, show the results.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="The data of benchmarks.")
+app.add_typer(data_app, name="data")
+PIPE_WIDTH = 200  # where no terminal says how wide it is
+out = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+err = Console(stderr=True)
+
+BenchmarkName = Annotated[str, typer.Argument(metavar="BENCH", help="A benchmark, or your own as module:Class.")]
+Method = Annotated[str, typer.Option(help="A method, or your own as module:name.")]
+Methods = Annotated[str, typer.Option(help="Methods, separated by commas.")]
+Seeds = Annotated[str, typer.Option(help="How many seeds, from 0 on; or which, separated by commas.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting; may be repeated.")]
+Config = Annotated[Path | None, typer.Option(help="Settings from a JSON file.")]
+Tuned = Annotated[Path | None, typer.Option(help="Settings that `moonopt tune` has found.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
+Amp = Annotated[bool, typer.Option("--amp", help="Compute the losses under autocast in bfloat16.")]
+Compile = Annotated[bool, typer.Option("--compile", help="Compile the model with torch.compile.")]
+Out = Annotated[Path, typer.Option("--out", help="The folder of all runs.")]
+DataFolder = Annotated[Path | None, typer.Option("--data", help="Where data lie; then $MOONOPT_DATA, then ~/.cache/moonopt.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Begin anew, whatever is there.")]
+EngineName = Annotated[str, typer.Option("--engine", help="What runs the cells: " + ", ".join(ENGINES) + ".")]
+Jobs = Annotated[int, typer.Option(min=1, help="How many cells at a time.")]
+Every = Annotated[float, typer.Option("--checkpoint-seconds", min=0, help="At most so long between checkpoints.")]
+Runs = Annotated[list[Path], typer.Argument(help="Folders of runs, or of a study that `moonopt export` made.")]
+Reference = Annotated[str | None, typer.Option(help="What Δm refers to: published, or stl.")]
+
+DEFAULT_OUT = Path("runs")
+
+
+def main() -> None:
+    """The command line; what a user can mend is one sentence and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        err.print(Text.assemble(("Error: ", "bold red"), str(error)), soft_wrap=True, highlight=False)
+        sys.exit(2)
+    except BrokenPipeError:  # the reader of a pipe has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+@app.command("list")
+def list_all(data: DataFolder = None) -> None:
+    """Benchmarks, methods, and whether their data is here."""
+    folder = _data_folder(data)
+    table = _grid("benchmark", "tasks", "data", "what it is")
+    for name in BENCHMARKS:
+        bench = find(name)()
+        missing = bench.missing(folder)
+        here = Text("here", "green") if missing is None else Text("not here", "yellow")
+        table.add_row(name, str(len(bench.tasks)), here, f"{bench.title} ({bench.data_note})")
+    out.print(table)
+    plain = [method for method in METHODS if "+" not in method]
+    out.print("\n[bold]methods[/]  " + ", ".join(plain), soft_wrap=True)
+    out.print("         and any but moon and muon with Muon instead of Adam, as in famo+muon", soft_wrap=True)
+
+
+@app.command()
+def show(
+    benchmark: BenchmarkName, method: Method = "moon", settings: Set = None, config: Config = None, tuned: Tuned = None
+) -> None:
+    """Every setting, its value and where it comes from."""
+    bench = find(benchmark)
+    table = _grid("setting", "value", "from")
+    for key, setting in resolve(bench, method, _layers(benchmark, [method], settings, config, tuned)[method]).items():
+        table.add_row(key, repr(setting.value), setting.source)
+    out.print(table)
+    if bench.tuning:
+        out.print(f"\n{bench.name}'s choices: {bench.tuning}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def run(
+    benchmark: BenchmarkName,
+    method: Method = "moon",
+    seed: Annotated[int, typer.Option(help="Fixes everything that is random.")] = 0,
+    settings: Set = None,
+    config: Config = None,
+    tuned: Tuned = None,
+    device: Device = "cpu",
+    amp: Amp = False,
+    compile: Compile = False,  # noqa: A002 - the option's name
+    out_folder: Out = DEFAULT_OUT,
+    data: DataFolder = None,
+    overwrite: Overwrite = False,
+    checkpoint_seconds: Every = CHECKPOINT_SECONDS,
+) -> None:
+    """Train one model, with a progress bar."""
+    layers = _layers(benchmark, [method], settings, config, tuned)[method]
+    cell = make_cell(benchmark, method, seed, layers, Machine(device, amp, compile))
+    _run_one(cell, out_folder, _data_folder(data), overwrite=overwrite, checkpoint_seconds=checkpoint_seconds)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of an unfinished run.")],
+    data: DataFolder = None,
+    checkpoint_seconds: Every = CHECKPOINT_SECONDS,
+) -> None:
+    """Go on where a killed run stopped, bit for bit."""
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}.")
+    cell = RunFolder(folder).cell()
+    path = Path(os.path.abspath(folder))
+    root = path.parents[min(2, len(path.parents) - 1)]
+    if cell.folder(root) != path:
+        raise UserError(f"{folder} is not where its run belongs: expected it to end in {cell.folder(Path())}.")
+    _run_one(cell, root, _data_folder(data), go_on=True, checkpoint_seconds=checkpoint_seconds)
+
+
+@app.command()
+def compare(
+    benchmark: BenchmarkName,
+    methods: Methods = "moon,muon,famo,mgda,ls",
+    seeds: Seeds = "3",
+    settings: Set = None,
+    config: Config = None,
+    tuned: Tuned = None,
+    device: Device = "cpu",
+    amp: Amp = False,
+    compile: Compile = False,  # noqa: A002 - the option's name
+    out_folder: Out = DEFAULT_OUT,
+    data: DataFolder = None,
+    overwrite: Overwrite = False,
+    engine: EngineName = "local",
+    jobs: Jobs = 1,
+    checkpoint_seconds: Every = CHECKPOINT_SECONDS,
+    reference: Reference = None,
+    report: Annotated[Path | None, typer.Option(help="Also write the report, into this folder.")] = None,
+) -> None:
+    """Run methods x seeds, skip what is done, go on with what is unfinished, and print the table."""
+    names = _names(methods, "method")
+    layers = _layers(benchmark, names, settings, config, tuned)
+    cells = make_cells(benchmark, names, _seeds(seeds), layers, Machine(device, amp, compile))
+    plan = Plan(out_folder, _data_folder(data), _engine(engine), jobs, overwrite, checkpoint_seconds)
+    with stopping() as stop, screen_for(sys.stdout) as screen:
+        comparison = compare_cells(cells, plan, stop, screen)
+    _exit_if_stopped(stop, "the same command goes on" + ", if without --overwrite" * overwrite)
+    folders = [cell.folder(out_folder) for cell in cells]
+    runs = read_runs([folder for folder in folders if (folder / CONFIG).exists()])
+    for study in studies(runs, names):
+        _print_table(results_table(study, reference))
+    if report is not None and runs:
+        _write_report(runs, report, reference, names)
+    _exit_if_failed(comparison, out_folder)
+
+
+@app.command()
+def tune(
+    benchmark: BenchmarkName,
+    grid: Annotated[
+        list[str],
+        typer.Option(metavar="KEY=VALUE,VALUE", help="Values to try, for all methods or as METHOD/KEY=...; may be repeated."),
+    ],
+    methods: Methods = "moon,muon,famo,mgda,ls",
+    seeds: Seeds = "1",
+    settings: Set = None,
+    config: Config = None,
+    device: Device = "cpu",
+    amp: Amp = False,
+    compile: Compile = False,  # noqa: A002 - the option's name
+    out_folder: Out = DEFAULT_OUT,
+    data: DataFolder = None,
+    overwrite: Overwrite = False,
+    engine: EngineName = "local",
+    jobs: Jobs = 1,
+    checkpoint_seconds: Every = CHECKPOINT_SECONDS,
+    file: Annotated[Path | None, typer.Option(help="Where to write the choice (default: tuned.json in the runs).")] = None,
+) -> None:
+    """Give every method the same number of trials, select on validation data, and write tuned.json."""
+    names = _names(methods, "method")
+    grids = read_grids(grid, names)
+    layers = _own_layers(settings, config)
+    plan = Plan(out_folder, _data_folder(data), _engine(engine), jobs, overwrite, checkpoint_seconds)
+    machine = Machine(device, amp, compile)
+    with stopping() as stop, screen_for(sys.stdout) as screen:
+        comparison, tuned = tune_methods(benchmark, grids, _seeds(seeds), layers, plan, stop, screen, machine)
+    _exit_if_stopped(stop, "the same command goes on" + ", if without --overwrite" * overwrite)
+    table = _grid("method", *dict.fromkeys(key for each in grids.values() for key in each), "score")
+    for row in tuned["trials"]:
+        chosen = tuned["chosen"].get(row["method"]) == row["settings"]
+        keys = [str(row["settings"].get(heading.header, "")) for heading in table.columns[1:-1]]
+        score = "failed" if row["score"] is None else f"{row['score']:.6g}"
+        table.add_row(row["method"], *keys, score, style="bold" if chosen else "")
+    out.print(table)
+    out.print(f"score: {tuned['score']}; the chosen ones are bold", soft_wrap=True, highlight=False)
+    for note in tuned["notes"]:
+        out.print(note, style="yellow", soft_wrap=True, highlight=False)
+    path = file or next(iter(comparison.cells)).folder(out_folder).parents[1] / "tuned.json"
+    write_tuned(path, tuned | {"command": shlex.join(["moonopt", *sys.argv[1:]])})
+    out.print(f"\nUse it with: moonopt compare {benchmark} --tuned {path}", soft_wrap=True, highlight=False)
+    _exit_if_failed(comparison, out_folder)
+
+
+@app.command()
+def report(
+    runs: Runs,
+    out_folder: Annotated[Path, typer.Option("--out", help="The folder to write.")] = Path("report"),
+    reference: Reference = None,
+    methods: Annotated[
+        str | None, typer.Option(help="The order of the methods; the first is compared with each other.")
+    ] = None,
+) -> None:
+    """One self-contained HTML page; also SVG, PNG, CSV, Markdown, LaTeX."""
+    order = None if methods is None else _names(methods, "method")
+    _write_report(read_runs(runs), out_folder, reference, order)
+
+
+@app.command()
+def export(
+    runs: Runs,
+    out_folder: Annotated[Path, typer.Option("--out", help="The folder to write, such as results/toy.")],
+) -> None:
+    """The small form of a study, to be committed; `moonopt report` reads it too."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        paths = export_runs(read_runs(runs), out_folder)
+    for warning in told:
+        err.print(Text(str(warning.message), "yellow"), soft_wrap=True)
+    for path in paths:
+        out.print(str(path), soft_wrap=True, highlight=False)
+
+
+@app.command()
+def inspect(
+    name: Annotated[str, typer.Argument(metavar="BENCH|MODULE:FACTORY", help="A benchmark, or a function that makes a model.")],
+) -> None:
+    """Which parameters are matrices, their share, and why."""
+    if name in BENCHMARKS or ":" not in name:
+        model = find(name)().model()
+    else:
+        made = import_object(name, "model")()
+        model = made.model() if hasattr(made, "losses") and hasattr(made, "evaluate") else made
+    out.print(str(route_parameters(model)), soft_wrap=True, highlight=False, markup=False)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def speed(context: typer.Context, what: Annotated[str, typer.Argument(help="polar, tasks, balance or memory.")]) -> None:
+    """Measure against peers: speed polar|tasks|balance|memory [--json] [--rounds N] [--device D]."""
+    measurements = ("polar", "tasks", "balance", "memory")
+    if what not in measurements:
+        raise UserError(unknown_name(what, measurements, "measurement"))
+    sys.argv = [f"moonopt speed {what}", *context.args]
+    import_object(f"moonopt.speed.{what}:main", "measurement")()
+
+
+@data_app.command("list")
+def data_list(data: DataFolder = None) -> None:
+    """Where the data of each benchmark come from, and whether they are here."""
+    folder = _data_folder(data)
+    table = _grid("benchmark", "data", "from")
+    for name in BENCHMARKS:
+        bench = find(name)()
+        table.add_row(name, bench.missing(folder) or "here", bench.data_note)
+    out.print(table)
+
+
+@data_app.command("verify")
+def data_verify(name: BenchmarkName, data: DataFolder = None) -> None:
+    """Check that data are there and whole."""
+    find(name)().verify(_data_folder(data))
+    out.print(f"The data of {name} are here and whole.")
+
+
+@data_app.command("fetch")
+def data_fetch(name: BenchmarkName, data: DataFolder = None) -> None:
+    """Fetch data from where they are published."""
+    find(name)().fetch(_data_folder(data))
+
+
+@data_app.command("make")
+def data_make(name: BenchmarkName, data: DataFolder = None) -> None:
+    """Make up small data in the format of the real ones."""
+    find(name)().make(_data_folder(data))
+
+
+def _run_one(cell: Cell, root: Path, data_folder: Path, **how: Any) -> None:
+    """One cell in this process."""
+    folder = cell.folder(root)
+    done = RunFolder(folder).state(cell).value == "done" and not how.get("overwrite")
+    with stopping() as stop:
+        try:
+            with screen_for(sys.stdout) as screen:
+                screen.begin([cell])
+                result = run_cell(cell, root, data_folder, stop=stop, tell=lambda record: screen.record(0, record), **how)
+                screen.end(0, Outcome(cell, "done", result))
+        except InterruptedRun:
+            _exit_if_stopped(stop, f"go on with: moonopt resume {shlex.quote(str(folder))}")
+        except RunFailedError as error:
+            text = f"{error} The traceback is in {folder / 'error.txt'}."
+            err.print(Text.assemble(("Failed: ", "bold red"), text), soft_wrap=True, highlight=False)
+            raise typer.Exit(1) from error
+    for study in studies(read_runs([folder])):
+        _print_table(results_table(study))
+    out.print(f"{'Was done already' if done else 'Result'}: {folder / 'result.json'}", soft_wrap=True, highlight=False)
+
+
+def _write_report(runs: Sequence[Run], folder: Path, reference: str | None, order: Sequence[str] | None) -> None:
+    from moonopt.runs.report.page import write_report  # matplotlib takes its time
+
+    out.print(f"\nReport: {write_report(runs, folder, reference, order)}", soft_wrap=True, highlight=False)
+
+
+def _exit_if_stopped(stop: Stop, advice: str) -> None:
+    if stop.requested:
+        err.print(f"Stopped, with a checkpoint; {advice}", soft_wrap=True, highlight=False, style="yellow")
+        raise typer.Exit(stop.exit_code)
+
+
+def _exit_if_failed(comparison: Comparison, root: Path) -> None:
+    for outcome in comparison.failed:
+        text = f"{outcome.cell.name} failed: {outcome.text} ({outcome.cell.folder(root)})"
+        err.print(Text(text, "red"), soft_wrap=True, highlight=False)
+    if comparison.failed:
+        raise typer.Exit(1)
+
+
+def _print_table(table: Table) -> None:
+    """A results table in the terminal."""
+    shown = _grid(table.corner, *(column.heading for column in table.columns))
+    best = "" if out.is_terminal else " *"  # where there is no bold
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for row in table.rows:
+        entries = [Text(entry.text + best * entry.best, "bold" if entry.best else "") for entry in row.entries]
+        shown.add_row(Text(row.label), *entries, style="dim" if row.published else "")
+    out.print()
+    out.print(Text(table.title, "bold"))
+    out.print(shown)
+    for note in table.notes:
+        out.print(Text(note, "dim"), soft_wrap=True)
+
+
+def _grid(*headings: str) -> RichTable:
+    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def _own_layers(settings: list[str] | None, config: Path | None) -> list[Layer]:
+    layers: list[Layer] = [] if config is None else [(f"--config {config}", read_file(config))]
+    return [*layers, ("--set", dict(parse(text) for text in settings or []))]
+
+
+def _layers(
+    benchmark: str, methods: list[str], settings: list[str] | None, config: Path | None, tuned: Path | None
+) -> dict[str, list[Layer]]:
+    """The settings of every method, in the order in which they override each other."""
+    chosen = {} if tuned is None else read_tuned(tuned, benchmark, methods)
+    own = _own_layers(settings, config)
+    return {method: [*([chosen[method]] if method in chosen else []), *own] for method in methods}
+
+
+def _names(text: str, what: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise UserError(f"Give at least one {what}, separated by commas; found {text!r}.")
+    return names
+
+
+def _seeds(text: str) -> list[int]:
+    """``3`` is 0, 1, 2; ``5,7`` and ``5,`` are themselves."""
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) < (0 if "," in text else 1):
+        raise UserError(f"--seeds takes how many (3) or which (0,5,7), found {text!r}.")
+    return numbers if "," in text else list(range(numbers[0]))
+
+
+def _engine(name: str) -> Any:
+    if name not in ENGINES:
+        raise UserError(unknown_name(name, tuple(ENGINES), "engine"))
+    return ENGINES[name]
+
+
+def _data_folder(option: Path | None) -> Path:
+    """``--data``, then ``$MOONOPT_DATA``, then ``~/.cache/moonopt``."""
+    named = [("--data", option)] if option is not None else [("$MOONOPT_DATA", os.environ.get("MOONOPT_DATA"))]
+    for source, folder in named:
+        if folder:
+            if not Path(folder).is_dir():
+                raise UserError(f"There is no folder {folder}, which {source} names for data.")
+            return Path(folder)
+    return Path.home() / ".cache" / "moonopt"

@@ -1,0 +1,1 @@
+"""Running benchmarks: settings, training, checkpoints, many cells at once, reports."""

@@ -1,0 +1,126 @@
+"""A cell of a comparison: one method, with its settings, on one benchmark with one seed; and the folder it lives in."""
+
+import hashlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from moonopt.bench import find
+from moonopt.errors import UserError
+from moonopt.runs.settings import Layer, resolve
+
+FORMAT = 1  # of config.json, result.json and checkpoints
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and how a run computes."""
+
+    device: str = "cpu"
+    amp: bool = False
+    compile: bool = False
+
+
+CPU = Machine()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Everything needed to repeat a run. ``overrides`` are the settings that differ from what the benchmark would choose."""
+
+    benchmark: str
+    method: str
+    seed: int
+    settings: Mapping[str, Any]
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    machine: Machine = CPU
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """As ``config.json`` has it."""
+        return {
+            "format": FORMAT,
+            "benchmark": self.benchmark,
+            "method": self.method,
+            "seed": self.seed,
+            "overrides": dict(self.overrides),
+            "settings": dict(self.settings),
+            "device": self.machine.device,
+            "amp": self.machine.amp,
+            "compile": self.machine.compile,
+        }
+
+    @property
+    def label(self) -> str:
+        """The method with its overrides, sorted: "moon,optimizer.lr=0.01"."""
+        return ",".join([self.method, *(f"{key}={_word(value)}" for key, value in sorted(self.overrides.items()))])
+
+    @property
+    def name(self) -> str:
+        """For people: "moon,optimizer.lr=0.01 seed 0"."""
+        return f"{self.label} seed {self.seed}"
+
+    def folder(self, root: Path) -> Path:
+        """RUNS/BENCH/METHOD[,key=value...]/seedS."""
+        return root / _safe(self.benchmark) / _safe(self.label) / f"seed{self.seed}"
+
+    @property
+    def command(self) -> str:
+        """What repeats the run."""
+        words = ["moonopt", "run", self.benchmark, "--method", self.method, "--seed", str(self.seed)]
+        for key, value in sorted(self.overrides.items()):
+            words += ["--set", f"{key}={_word(value)}"]
+        words += [] if self.machine.device == "cpu" else ["--device", self.machine.device]
+        words += ["--amp"] if self.machine.amp else []
+        words += ["--compile"] if self.machine.compile else []
+        return shlex.join(words)
+
+
+def make_cell(benchmark: str, method: str, seed: int, layers: Sequence[Layer] = (), machine: Machine = CPU) -> Cell:
+    """The cell of names and settings, all checked."""
+    if not 0 <= seed < 2**63:
+        raise UserError(f"A seed must be a whole number of at least 0, found {seed}.")
+    bench = find(benchmark)
+    settings = {key: each.value for key, each in resolve(bench, method, layers).items()}
+    plain = {key: each.value for key, each in resolve(bench, method).items()}
+    protocol = settings.get("method.protocol")
+    changed = {key: value for key, value in settings.items() if value != plain.get(key)}
+    if protocol is not None and "method.protocol" in changed:  # what the protocol brings along needs no naming
+        brought = resolve(bench, method, [("protocol", {"method.protocol": protocol})])
+        changed = {key: value for key, value in changed.items() if key == "method.protocol" or value != brought[key].value}
+    return Cell(benchmark, method, seed, settings, changed, machine)
+
+
+def cell_of(config: Mapping[str, Any], source: Path) -> Cell:
+    """The cell of a ``config.json``."""
+    if config.get("format") != FORMAT:
+        raise UserError(
+            f"{source} is of format {config.get('format')!r}, expected {FORMAT}: another version of moonopt made it."
+        )
+    absent = [key for key in Cell("", "", 0, {}).config if key not in config]
+    if absent:
+        raise UserError(f"{source} is damaged: it lacks {', '.join(absent)}.")
+    machine = Machine(config["device"], config["amp"], config["compile"])
+    return Cell(config["benchmark"], config["method"], config["seed"], config["settings"], config["overrides"], machine)
+
+
+def _word(value: Any) -> str:
+    """A value as ``--set`` reads it."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+#: File systems allow 255 bytes for a name.
+LONGEST = 200
+
+
+def _safe(name: str) -> str:
+    """A name as one part of a path; of a very long one the end is replaced by a digest."""
+    quoted = quote(name, safe=' ,=:+.[]{}"')
+    if len(quoted) <= LONGEST:
+        return quoted
+    digest = hashlib.sha256(name.encode()).hexdigest()[:16]
+    return f"{quoted[: LONGEST - len(digest) - 1]}~{digest}"

@@ -1,0 +1,64 @@
+"""Looking at a model without changing anything: metrics over a split, and the cosines between task gradients."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from moonopt.bench import Benchmark, Data
+from moonopt.runs.reproducible import generator_of
+from moonopt.tasks.gradients import gram_matrix, shared_by, task_gradients
+from moonopt.tasks.kernels import plain_kernels
+from moonopt.tasks.losses import read_losses
+
+#: Examples at a time; metrics do not depend on it, but for rounding.
+BATCH = 512
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Every tensor of a batch on a device, in the same structure."""
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        moved = [to_device(value, device) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
+    return batch.to(device, non_blocking=True) if hasattr(batch, "to") else batch
+
+
+@torch.no_grad()
+def metrics_of(bench: Benchmark, model: nn.Module, data: Data, device: torch.device) -> dict[str, float]:
+    """Every metric over all examples."""
+    with _eval_mode(model):
+        found = bench.evaluate(model, _all_batches(data, device))
+    return {metric.name: float(found[metric.name]) for metric in bench.metrics}
+
+
+def cosines_of(bench: Benchmark, model: nn.Module, batch: Any) -> list[list[float]]:
+    """The cosines between the gradients that the tasks have in the parameters they share; 0 where a gradient is."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    eager = torch.compiler.set_stance("force_eager")  # several backward passes over one graph
+    with _eval_mode(model), torch.enable_grad(), plain_kernels(), eager:
+        losses = read_losses(bench.losses(model, batch)).separate
+        gram = gram_matrix(task_gradients(losses, shared_by(losses, parameters)))
+    norms = gram.diagonal().sqrt()
+    cosines: Tensor = torch.where(gram == 0, 0.0, gram / (norms[:, None] * norms)).clamp(-1, 1)
+    return cosines.tolist()
+
+
+@contextlib.contextmanager
+def _eval_mode(model: nn.Module) -> Iterator[None]:
+    """Afterwards every module is in the mode it was in: parts of a model may be kept in eval mode all the time."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _all_batches(data: Data, device: torch.device) -> Iterator[Any]:
+    for number, indices in enumerate(torch.split(torch.arange(len(data)), BATCH)):
+        yield to_device(data.batch(indices, generator_of("evaluation", number)), device)

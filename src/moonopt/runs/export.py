@@ -1,0 +1,134 @@
+"""The committed form of a study: one small JSON file per method with its overrides, which a report reads like the runs."""
+
+import json
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from moonopt.errors import UserError
+from moonopt.runs.cell import FORMAT
+from moonopt.runs.report.reading import Line, Run
+from moonopt.runs.store import write_whole, writing
+
+#: What is left of curves.
+MOST_LINES = 100
+SIGNIFICANT_DIGITS = 6
+
+#: Objects down to this depth have a line per key, so that a change shows as a few lines.
+INDENTED = 4
+
+
+def export(runs: Sequence[Run], out: Path) -> list[Path]:
+    """Write the finished runs of one benchmark; the runs of ``stl`` make one file per task. Warns of those that are left out.
+
+    Results are exact. Of each curve at most 100 lines stay, always the first and the last, in 6 significant digits; the
+    conflict matrix stays in the last line that has one.
+
+    Returns:
+        The files.
+
+    """
+    names = sorted({run.benchmark for run in runs})
+    if len(names) != 1:
+        raise UserError(f"An export is of one benchmark, found {', '.join(names) or 'no runs'}: give the folder of one.")
+    left_out = [f"{_label(run)} seed {run.seed} ({run.trouble})" for run in runs if run.result is None]
+    by_label: dict[str, list[Run]] = {}
+    for run in sorted((run for run in runs if run.result is not None), key=lambda run: (_label(run), run.seed)):
+        by_label.setdefault(_label(run), []).append(run)
+    if not by_label:
+        raise UserError(f"No run of {names[0]} is finished: there is nothing to export. Found {'; '.join(left_out)}.")
+    if left_out:
+        warnings.warn(f"Not exported: {'; '.join(left_out)}.", stacklevel=2)
+    files: dict[Path, str] = {}
+    for label, found in by_label.items():
+        path = _free(Path(out) / f"{_safe(label)}.json", files)
+        files[path] = _dump(_content(label, found)) + "\n"
+    with writing(Path(out)):
+        Path(out).mkdir(parents=True, exist_ok=True)
+    for path, text in files.items():
+        write_whole(path, text.encode())
+    return list(files)
+
+
+def thinned(lines: Sequence[Line], most: int = MOST_LINES) -> list[Line]:
+    """At most so many lines, evenly spread, with the first and the last.
+
+    >>> [line["step"] for line in thinned([{"step": step} for step in range(11)], most=3)]
+    [0, 5, 10]
+    """
+    if len(lines) <= most:
+        return list(lines)
+    return [lines[round(index * (len(lines) - 1) / (most - 1))] for index in range(most)]
+
+
+def _content(label: str, runs: Sequence[Run]) -> dict[str, Any]:
+    config = _without_seed(runs[0])
+    seeds: dict[str, Any] = {}
+    for run in runs:
+        if str(run.seed) in seeds:
+            raise UserError(f"{label} with seed {run.seed} is there twice: the second is {run.source}. Give one.")
+        differing = {key: value for key, value in _without_seed(run).items() if config.get(key) != value}
+        seeds[str(run.seed)] = {
+            **({"config": differing} if differing else {}),
+            "result": run.result,
+            "train": [_rounded(line) for line in thinned(run.train)],
+            "evaluation": [_rounded(line) for line in _last_conflict_only(thinned(run.evaluation))],
+        }
+    return {
+        "format": FORMAT,
+        "benchmark": runs[0].benchmark,
+        "method": runs[0].method,
+        "overrides": dict(sorted(runs[0].overrides.items())),
+        "commands": [(run.result or {}).get("command") for run in runs],
+        "config": config,
+        "seeds": seeds,
+    }
+
+
+def _label(run: Run) -> str:
+    return ",".join([run.method, *(f"{key}={value}" for key, value in sorted(run.overrides.items()))])
+
+
+def _without_seed(run: Run) -> dict[str, Any]:
+    return {key: value for key, value in run.config.items() if key != "seed"}
+
+
+def _last_conflict_only(lines: Sequence[Line]) -> list[Line]:
+    """A matrix of 40 x 40 in every line would be most of the file."""
+    measured = [index for index, line in enumerate(lines) if line.get("conflict")]
+    return [line if index in measured[-1:] else {**line, "conflict": None} for index, line in enumerate(lines)]
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if isinstance(value, float) else value
+
+
+def _dump(value: Any, depth: int = 0) -> str:
+    """JSON whose upper levels have a line per key, and a curve a line per line."""
+    if depth >= INDENTED or not isinstance(value, dict | list) or not value:
+        return json.dumps(value, ensure_ascii=False)
+    indent = " " * (depth + 1)
+    items = value.items() if isinstance(value, dict) else ((None, each) for each in value)
+    lines = [(f"{json.dumps(key)}: " if key is not None else "") + _dump(each, depth + 1) for key, each in items]
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    return f"{opening}\n{indent}" + f",\n{indent}".join(lines) + f"\n{' ' * depth}{closing}"
+
+
+def _safe(label: str) -> str:
+    """The label as the name of a file."""
+    return re.sub(r"[^A-Za-z0-9._,=+-]+", "-", label).strip(".-")[:180] or "method"
+
+
+def _free(path: Path, taken: Mapping[Path, object]) -> Path:
+    """The path, with a number where two labels make the same name."""
+    number = 2
+    free = path
+    while free in taken:
+        free, number = path.with_name(f"{path.stem}-{number}.json"), number + 1
+    return free

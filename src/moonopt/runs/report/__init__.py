@@ -1,0 +1,1 @@
+"""Studies of many runs: tables, paired tests, figures, and one page with all of them."""

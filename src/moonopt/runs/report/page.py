@@ -1,0 +1,125 @@
+"""The report: one page that needs nothing beside it, and the tables and figures of every benchmark as files."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from moonopt.errors import UserError
+from moonopt.runs.report import drawing
+from moonopt.runs.report.costs import cost_table
+from moonopt.runs.report.drawing import Plot
+from moonopt.runs.report.figures import plots
+from moonopt.runs.report.layout import Table, to_csv, to_latex, to_markdown
+from moonopt.runs.report.repeat import Recipe, Settings, recipe, settings_of
+from moonopt.runs.report.statistics import comparison_table
+from moonopt.runs.report.study import Run, Study, studies
+from moonopt.runs.report.tables import results_table
+from moonopt.runs.store import write_whole, writing
+
+INDEX = "index.html"
+FORMS = {".csv": to_csv, ".md": to_markdown, ".tex": to_latex}
+
+
+@dataclass(frozen=True)
+class Section:
+    """What the page says about one benchmark; ``figures`` has the panels of a plot as SVG elements."""
+
+    name: str
+    title: str
+    folder: str
+    summary: str
+    results: Table
+    comparisons: Table
+    costs: Table
+    settings: Settings
+    figures: Sequence[tuple[Plot, Sequence[str]]]
+    recipes: Sequence[Recipe]
+
+
+def write_report(runs: Sequence[Run], out: Path, reference: str | None = None, order: Sequence[str] | None = None) -> Path:
+    """Write OUT/index.html, OUT/BENCH/table.csv, .md and .tex, and OUT/BENCH/figures/*.svg and *.png.
+
+    Args:
+        runs: of any number of benchmarks.
+        out: a folder; what is not part of the report stays as it is.
+        reference: what Δm refers to, see ``results_table``.
+        order: methods or labels that come first; the first of all is what the others are tested against.
+
+    Returns:
+        The page.
+
+    """
+    if not runs:
+        raise UserError("There are no runs to report.")
+    out = Path(out)
+    sections, contents = [], {}
+    folders: set[str] = set()
+    for study in studies(runs, order):
+        folder = _folder(study.name, folders)
+        folders.add(folder)
+        section, files = _section(study, folder, reference)
+        sections.append(section)
+        contents.update(files)
+    contents[INDEX] = _page(sections).encode()  # last, so that a page that is there has its files
+    for name, content in contents.items():
+        path = out / name
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, content)
+    return out / INDEX
+
+
+def _section(study: Study, folder: str, reference: str | None) -> tuple[Section, dict[str, bytes]]:
+    results, drawn = results_table(study, reference), plots(study)
+    files = {f"{folder}/table{suffix}": form(results).encode() for suffix, form in FORMS.items()}
+    for plot in drawn:
+        files |= {f"{folder}/figures/{plot.name}{suffix}": content for suffix, content in drawing.files(plot).items()}
+    section = Section(
+        name=study.name,
+        title=study.benchmark.title,
+        folder=folder,
+        summary=_summary(study, results),
+        results=results,
+        comparisons=comparison_table(study),
+        costs=cost_table(study),
+        settings=settings_of(study),
+        figures=[(plot, drawing.inline(plot, f"{folder}-{plot.name}")) for plot in drawn],
+        recipes=[recipe(row) for row in study.rows],
+    )
+    return section, files
+
+
+def _summary(study: Study, results: Table) -> str:
+    """The finding in a sentence."""
+    if not study.rows:
+        return "No run is finished."
+    column = [column.heading for column in results.columns].index(study.headline.heading)
+    best = [row for row in results.rows if row.entries[column].best]
+    runs = sum(len(outcome.runs) for row in study.rows for outcome in row.outcomes)
+    told = f"{_count(len(study.rows), 'method')}, {_count(runs, 'finished run')}."
+    if not best:
+        return told
+    named = " and ".join(row.label for row in best)
+    return f"Best {study.headline.name}: {named}, {best[0].entries[column].text}. {told}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _page(sections: Sequence[Section]) -> str:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # of the extra "bench"
+
+    templates = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(
+        loader=templates, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.get_template("page.html").render(sections=sections)
+
+
+def _folder(name: str, taken: set[str]) -> str:
+    """A benchmark's name as that of a folder, also "module:Class"; with a number where that is taken."""
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "benchmark"
+    numbered = (safe if number == 1 else f"{safe}-{number}" for number in range(1, len(taken) + 2))
+    return next(each for each in numbered if each not in taken)

@@ -1,0 +1,162 @@
+"""Runs of one benchmark in rows: a row is a method with its overrides, and has an outcome for every seed."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moonopt.bench import Benchmark, Metric, find
+from moonopt.errors import UserError
+from moonopt.methods import BALANCERS
+from moonopt.runs.report.reading import Line, Run, read_runs
+
+__all__ = ["Outcome", "Row", "Run", "Study", "number", "read_runs", "row_label", "studies"]
+
+#: The method that trains one model per task, and the override that says which task.
+STL, STL_TASK = "stl", "balancer.task"
+
+#: Rows come in this order where the caller gives none: ours, what it is compared with first, then the balancers as listed.
+ORDER = ("moon", "muon", *BALANCERS)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a row gave with one seed. That of ``stl`` is made of one run per task; seconds are then their sum."""
+
+    seed: int
+    tasks: Sequence[str]
+    metrics: Mapping[str, float]
+    train: Sequence[Line]
+    evaluation: Sequence[Line]
+    seconds_per_step: float
+    peak_memory_mb: float
+    runs: Sequence[Run]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method with its overrides, and its finished outcomes by seed."""
+
+    label: str
+    method: str
+    outcomes: Sequence[Outcome]
+
+    def values(self, metric: str) -> dict[int, float]:
+        """A metric by seed, where there is one."""
+        return {each.seed: each.metrics[metric] for each in self.outcomes if metric in each.metrics}
+
+
+@dataclass(frozen=True)
+class Study:
+    """The runs of one benchmark. ``left_out`` has a line for everything that gave no numbers."""
+
+    name: str
+    benchmark: type[Benchmark]
+    rows: Sequence[Row]
+    left_out: Sequence[str]
+
+    @property
+    def tasks(self) -> list[str]:
+        """The names of the tasks, in the order in which runs have them."""
+        return list(dict.fromkeys(task for row in self.rows for outcome in row.outcomes for task in outcome.tasks))
+
+    @property
+    def headline(self) -> Metric:
+        """The metric that sums a run up."""
+        return next(metric for metric in self.benchmark.metrics if metric.name == self.benchmark.headline)
+
+
+def studies(runs: Iterable[Run], order: Sequence[str] | None = None) -> list[Study]:
+    """One study per benchmark. ``order`` names methods or labels that come first, in this order."""
+    by_benchmark: dict[str, list[Run]] = {}
+    for run in runs:
+        by_benchmark.setdefault(run.benchmark, []).append(run)
+    return [_study(name, found, order or ()) for name, found in by_benchmark.items()]
+
+
+def row_label(run: Run) -> str:
+    """The method with its overrides, "moon, optimizer.lr=0.01"; without the task of an ``stl`` run."""
+    shown = {key: value for key, value in run.overrides.items() if not (run.method == STL and key == STL_TASK)}
+    return ", ".join([run.method, *(f"{key}={value}" for key, value in sorted(shown.items()))])
+
+
+def number(value: Any) -> float:
+    """A number of a run; what is not one, such as null for a loss that overflowed, is NaN."""
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _study(name: str, runs: Sequence[Run], order: Sequence[str]) -> Study:
+    benchmark = find(name)
+    rows: dict[str, dict[int, list[Run]]] = {}
+    for run in runs:
+        rows.setdefault(row_label(run), {}).setdefault(run.seed, []).append(run)
+    finished, left_out = [], []
+    for label in sorted(rows, key=lambda label: _place(label, order)):
+        outcomes = []
+        for seed, found in sorted(rows[label].items()):
+            _check_once(label, seed, found)
+            outcome, trouble = _merged(found, benchmark) if found[0].method == STL else _single(found[0])
+            outcomes += [] if outcome is None else [outcome]
+            left_out += [f"{label}, seed {seed}: {each}" for each in trouble]
+        if outcomes:
+            finished.append(Row(label, outcomes[0].runs[0].method, outcomes))
+    return Study(name, benchmark, finished, left_out)
+
+
+def _place(label: str, order: Sequence[str]) -> tuple[int, int, str]:
+    """Where a row stands: by the caller's order, then by ours; "famo+muon" follows "famo"."""
+    method = label.split(", ")[0]
+    given = [index for index, name in enumerate(order) if name in (label, method)]
+    base = method.partition("+")[0]
+    known = ORDER.index(base) if base in ORDER else len(ORDER)
+    return (given[0] if given else len(order), known, label)
+
+
+def _check_once(label: str, seed: int, runs: Sequence[Run]) -> None:
+    cells: dict[Any, Run] = {}
+    for run in runs:
+        cell = run.overrides.get(STL_TASK) if run.method == STL else None
+        if cell in cells:
+            raise UserError(f"{label} with seed {seed} is there twice: in {cells[cell].source} and {run.source}. Give one.")
+        cells[cell] = run
+
+
+def _single(run: Run) -> tuple[Outcome | None, list[str]]:
+    if run.result is None:
+        return None, [str(run.trouble)]
+    metrics = {key: number(value) for key, value in run.result["metrics"].items()}
+    seconds, memory = (number(run.result.get(key)) for key in ("seconds_per_step", "peak_memory_mb"))
+    return Outcome(run.seed, run.result["tasks"], metrics, run.train, run.evaluation, seconds, memory, [run]), []
+
+
+def _merged(runs: Sequence[Run], benchmark: type[Benchmark]) -> tuple[Outcome | None, list[str]]:
+    """Of the runs of ``stl``, each metric from that of its task; nothing unless all of them are there."""
+    results = {run.overrides.get(STL_TASK): run for run in runs}
+    needed = list(dict.fromkeys(metric.task for metric in benchmark.metrics if metric.task is not None))
+    trouble = [f"task {task} {run.trouble}" for task, run in results.items() if run.result is None]
+    trouble += [f"task {task} not run" for task in needed if task not in results]
+    if trouble:
+        return None, trouble
+    finished = {str(task): (run, run.result) for task, run in results.items() if run.result is not None}
+    order = next(iter(finished.values()))[1]["tasks"]
+    return Outcome(
+        runs[0].seed,
+        sorted(finished, key=lambda task: order.index(task) if task in order else len(order)),
+        {
+            metric.name: number(finished[metric.task][1]["metrics"].get(metric.name))
+            for metric in benchmark.metrics
+            if metric.task is not None
+        },
+        _lines_by_task({task: run for task, (run, _) in finished.items()}),
+        [],
+        sum(number(result.get("seconds_per_step")) for _, result in finished.values()),
+        max(number(result.get("peak_memory_mb")) for _, result in finished.values()),
+        runs,
+    ), []
+
+
+def _lines_by_task(runs: Mapping[str, Run]) -> list[Line]:
+    """Training lines in which each task's loss is that of its own run, at the steps that all have."""
+    losses = {task: {line["step"]: (line.get("loss") or {}).get(task) for line in run.train} for task, run in runs.items()}
+    common = sorted(set.intersection(*(set(each) for each in losses.values())))
+    return [{"step": step, "loss": {task: losses[task][step] for task in losses}, "weight": None} for step in common]

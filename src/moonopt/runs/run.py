@@ -1,0 +1,82 @@
+"""Running one cell in its folder: new, from its checkpoint, or not at all if it is done."""
+
+import shlex
+import traceback
+from pathlib import Path
+from typing import Any
+
+from moonopt.errors import UserError, one_sentence
+from moonopt.runs import checkpoint
+from moonopt.runs.cell import Cell
+from moonopt.runs.interrupt import Stop
+from moonopt.runs.reproducible import deterministic
+from moonopt.runs.store import ERROR, RunFolder, State, what_differs, writing
+from moonopt.runs.train import InterruptedRun, Tell, Training
+
+CHECKPOINT_SECONDS = 60.0
+
+
+class RunFailedError(Exception):
+    """A run that broke: the text is one sentence, the traceback is in its folder."""
+
+
+def run_cell(
+    cell: Cell,
+    root: Path,
+    data_folder: Path,
+    *,
+    stop: Stop,
+    tell: Tell,
+    go_on: bool = False,
+    overwrite: bool = False,
+    checkpoint_seconds: float = CHECKPOINT_SECONDS,
+) -> dict[str, Any]:
+    """The result of a cell.
+
+    Args:
+        cell: what to run.
+        root: the folder of all runs.
+        data_folder: where data lie.
+        stop: asked after every step; then ``InterruptedRun`` is raised, and the checkpoint is written.
+        tell: gets every record of the run.
+        go_on: continue an unfinished run from its checkpoint.
+        overwrite: begin anew, whatever is there.
+        checkpoint_seconds: at most so much time lies between two checkpoints.
+
+    """
+    folder = RunFolder(cell.folder(root))
+    with folder.locked():
+        state = State.NEW if overwrite else folder.state(cell)
+        if state is State.DONE:
+            return folder.result() or {}
+        if state is State.OTHER:
+            raise UserError(
+                f"{folder.path} holds a run with other settings ({what_differs(cell, folder.config())}). "
+                "Use --overwrite to replace it, or another folder with --out."
+            )
+        if state is State.UNFINISHED and not go_on:
+            raise UserError(
+                f"{folder.path} holds an unfinished run. Go on with `moonopt resume {shlex.quote(str(folder.path))}`, or begin "
+                "anew with --overwrite."
+            )
+        saved = None
+        if state is State.UNFINISHED:
+            saved = checkpoint.load(folder.path, cell, lambda text: tell({"kind": "note", "text": text}))
+        with deterministic(cell.seed, cell.settings["train.deterministic"], None if saved is None else saved["threads"]):
+            try:
+                training = Training(cell, data_folder)
+            except UserError:
+                raise
+            except Exception as error:
+                raise UserError(f"{cell.benchmark} cannot be made with these settings: {one_sentence(error)}") from error
+            if state is State.NEW:
+                folder.begin(cell)
+            try:
+                (folder.path / ERROR).unlink(missing_ok=True)
+                return training.run(folder, saved, stop, tell, checkpoint_seconds)
+            except (InterruptedRun, UserError):
+                raise
+            except Exception as error:
+                with writing(folder.path / ERROR):
+                    (folder.path / ERROR).write_text(traceback.format_exc())
+                raise RunFailedError(one_sentence(error)) from error

@@ -1,0 +1,225 @@
+"""Showing runs while they go on: a live table or a progress bar in a terminal, plain lines elsewhere or without rich."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+from moonopt.bench import Benchmark, delta_m, find
+from moonopt.errors import UserError
+from moonopt.runs.cell import Cell
+from moonopt.runs.compare import Screen
+from moonopt.runs.engines import Outcome
+
+#: More task losses than this are shown as their mean.
+SHOWN_LOSSES = 3
+
+
+@contextlib.contextmanager
+def screen_for(stream: TextIO) -> Iterator[Screen]:
+    """A live table where the stream is a terminal and rich is there; plain lines otherwise."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        yield PlainScreen(stream)
+        return
+    console = Console(file=stream)
+    if not console.is_terminal:
+        yield PlainScreen(stream)
+        return
+    screen = LiveScreen(console)
+    with screen:
+        yield screen
+
+
+@dataclass
+class Progress:
+    """How far a cell is."""
+
+    cell: Cell
+    status: str = "waiting"
+    step: int = 0
+    steps: int = 0
+    epoch: float = 0
+    epochs: int = 0
+    losses: Mapping[str, float | None] = field(default_factory=dict)
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    began: tuple[float, int] | None = None  # when, and at which step
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """What a record says."""
+        kind = record["kind"]
+        if kind == "start":
+            self.status, self.began = "running", (time.monotonic(), record["step"])
+            self.step, self.steps, self.epochs = record["step"], record["steps"], record["epochs"]
+        elif kind == "train":
+            self.step, self.epoch, self.losses = record["step"], record["epoch"], record["loss"]
+        elif kind == "evaluation":
+            self.step, self.epoch, self.metrics = record["step"], record["epoch"], record["test"]
+
+    def finish(self, outcome: Outcome) -> None:
+        self.status = outcome.status
+        if outcome.result is not None:
+            self.metrics, self.step = outcome.result["metrics"], outcome.result["steps"]
+            self.epoch = self.epochs = outcome.result["epochs"]
+
+    @property
+    def seconds_left(self) -> float | None:
+        if self.began is None or self.step <= self.began[1] or self.status != "running":
+            return None
+        return (self.steps - self.step) * (time.monotonic() - self.began[0]) / (self.step - self.began[1])
+
+    def shown_losses(self) -> str:
+        numbers = [value for value in self.losses.values() if value is not None]
+        if len(self.losses) <= SHOWN_LOSSES:
+            return "  ".join(f"{name} {_short(value)}" for name, value in self.losses.items())
+        return f"mean of {len(numbers)}: {_short(sum(numbers) / len(numbers))}" if numbers else ""
+
+
+class _Board:
+    """The cells of a comparison with their progress, and Δm against what is known."""
+
+    def __init__(self) -> None:
+        self.rows: list[Progress] = []
+        self.bench: type[Benchmark] | None = None
+
+    def begin(self, cells: Sequence[Cell]) -> None:
+        self.rows = [Progress(cell) for cell in cells]
+        self.bench = find(cells[0].benchmark)
+
+    def shown_metrics(self, row: Progress) -> str:
+        """The headline metric of the last evaluation, and Δm where there is a reference."""
+        assert self.bench is not None
+        value = row.metrics.get(self.bench.headline)
+        texts = [] if value is None else [f"{self.bench.headline} {_short(value)}"]
+        drop = self._delta(row)
+        return "  ".join([*texts, *([] if drop is None else [f"Δm {drop:+.2f} %"])])
+
+    def _delta(self, row: Progress) -> float | None:
+        assert self.bench is not None
+        single = [other for other in self.rows if other.cell.method == "stl" and other.status == "done"]
+        reference: dict[str, float] = {}
+        for metric in self.bench.metrics:
+            own = [each for each in single if each.cell.settings["balancer.task"] == metric.task]
+            found = [each.metrics.get(metric.name) for each in own if each.cell.seed == row.cell.seed]
+            reference |= {metric.name: found[0]} if found and found[0] is not None else {}
+        if not reference and self.bench.published is not None and self.bench.published.reference is not None:
+            reference = dict(self.bench.published.rows[self.bench.published.reference])
+        counted = [metric for metric in self.bench.metrics if metric.task is not None]
+        values = {name: value for name, value in row.metrics.items() if value is not None}
+        if row.cell.method == "stl" or not counted or any(m.name not in reference or m.name not in values for m in counted):
+            return None
+        try:
+            return delta_m(values, reference, counted)
+        except UserError:  # relative to 0
+            return None
+
+
+class PlainScreen(_Board):
+    """A line when a cell begins, at evaluations a quarter of the way apart, and when it ends."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._told: dict[int, float] = {}
+
+    def record(self, number: int, record: Mapping[str, Any]) -> None:
+        row = self.rows[number]
+        row.take(record)
+        if record["kind"] == "note":
+            self._say(record["text"])
+        elif record["kind"] == "start":
+            self._say(
+                f"{row.cell.name}: " + (f"goes on at step {row.step} of {row.steps}" if row.step else f"{row.steps} steps")
+            )
+        elif record["kind"] == "evaluation" and row.step - self._told.get(number, 0) >= row.steps / 4:
+            self._told[number] = row.step
+            left = "" if row.seconds_left is None else f"  {_duration(row.seconds_left)} left"
+            self._say(f"{row.cell.name}: epoch {row.epoch} of {row.epochs}  {self.shown_metrics(row)}{left}")
+
+    def end(self, number: int, outcome: Outcome) -> None:
+        row = self.rows[number]
+        began = row.status != "waiting"
+        row.finish(outcome)
+        text = outcome.text or ("done" if began else "was done already")
+        self._say(f"{row.cell.name}: {text}  {self.shown_metrics(row)}".rstrip())
+
+    def _say(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+
+class LiveScreen(_Board):
+    """One table that is drawn again and again; notes go above it."""
+
+    def __init__(self, console: Any) -> None:
+        from rich.live import Live
+
+        super().__init__()
+        self._console = console
+        self._live = Live(console=console, get_renderable=self._table, refresh_per_second=4)
+
+    def __enter__(self) -> "LiveScreen":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._live.stop()
+
+    def begin(self, cells: Sequence[Cell]) -> None:
+        super().begin(cells)
+        self._live.start(refresh=True)
+
+    def record(self, number: int, record: Mapping[str, Any]) -> None:
+        self.rows[number].take(record)
+        if record["kind"] == "note":
+            self._console.print(record["text"], style="yellow", markup=False)
+
+    def end(self, number: int, outcome: Outcome) -> None:
+        self.rows[number].finish(outcome)
+        if outcome.text:
+            self._console.print(f"{outcome.cell.name}: {outcome.text}", style="red", markup=False)
+
+    def _table(self) -> Any:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+        for heading in ("method", "seed", "", "epoch", "losses", "test", "time left"):
+            table.add_column(heading, no_wrap=True)
+        height = max(3, self._console.height - 4)
+        for row in _most_telling(self.rows, height):
+            left = row.seconds_left
+            table.add_row(
+                Text(row.cell.label),
+                str(row.cell.seed),
+                ProgressBar(total=max(row.steps, 1), completed=row.steps if row.status == "done" else row.step, width=12),
+                f"{row.epoch:.1f}/{row.epochs}" if row.epochs else "",
+                row.shown_losses(),
+                self.shown_metrics(row),
+                _duration(left) if left is not None else Text(row.status, style=_STYLES.get(row.status, "")),
+            )
+        done = sum(row.status == "done" for row in self.rows)
+        table.caption = f"{done} of {len(self.rows)} cells done"
+        return table
+
+
+_STYLES = {"done": "green", "failed": "red", "killed": "red", "stopped": "yellow", "waiting": "dim"}
+
+
+def _most_telling(rows: Sequence[Progress], height: int) -> list[Progress]:
+    """As many as fit: running ones first, then those that failed, are waiting, are done; in their own order."""
+    order = ["running", "failed", "killed", "stopped", "waiting", "done"]
+    kept = sorted(range(len(rows)), key=lambda index: (order.index(rows[index].status), index))[:height]
+    return [rows[index] for index in sorted(kept)]
+
+
+def _short(value: float | None) -> str:
+    return "?" if value is None else f"{value:.4g}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

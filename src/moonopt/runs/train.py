@@ -1,0 +1,256 @@
+"""The training loop: one for all benchmarks and methods, from the first step to the result."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moonopt.bench import Splits, find
+from moonopt.errors import UserError
+from moonopt.runs import checkpoint
+from moonopt.runs.cell import FORMAT, Cell
+from moonopt.runs.evaluate import cosines_of, metrics_of, to_device
+from moonopt.runs.events import EventFiles
+from moonopt.runs.interrupt import Stop
+from moonopt.runs.provenance import commit, hardware, peak_memory_mb, versions
+from moonopt.runs.reproducible import epoch_order, generator_of, random_state, restore_random_state
+from moonopt.runs.schedules import Schedule
+from moonopt.runs.select import Selection
+from moonopt.runs.settings import make_method
+from moonopt.runs.store import METRICS, RESULT, MetricsLog, RunFolder, write_json
+from moonopt.tasks.losses import Losses, read_losses
+from moonopt.tasks.presence import selection, spread
+
+#: Who watches a run gets what goes into metrics.jsonl, and notes, as dicts that can travel between processes.
+Tell = Callable[[Mapping[str, Any]], None]
+
+
+class InterruptedRun(Exception):  # noqa: N818 - a signal is no error
+    """A signal has stopped the run after a step; its checkpoint is written."""
+
+
+@dataclass
+class Progress:
+    """How far a run is, beside the states of model, method and schedule."""
+
+    losses: Tensor  # sums since the last line of metrics.jsonl
+    counts: Tensor  # how many losses each sum has
+    epoch: int = 0  # finished ones
+    batch: int = 0  # of the epoch, finished ones
+    step: int = 0
+    seconds: float = 0.0  # of training alone
+    peak_memory_mb: float = 0.0
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Training:
+    """A cell made ready: what it trains, and how."""
+
+    def __init__(self, cell: Cell, data_folder: Path) -> None:
+        self.cell, settings = cell, cell.settings
+        self.device = _device(cell.machine.device)
+        self.bench = find(cell.benchmark)(settings)
+        missing = self.bench.missing(data_folder)
+        if missing is not None:
+            raise UserError(missing)
+        self.splits: Splits = self.bench.load(data_folder, cell.seed)
+        self.model = self.bench.model().to(self.device)
+        if cell.machine.compile:
+            torch._functorch.config.donated_buffer = False  # gradient-based methods go through a graph several times
+            self.model.compile()
+        self.method = make_method(cell.method, self.model, self.bench.tasks, settings)
+        self.score = self._task_score if settings.get("balancer.task") else self.bench.score
+        has_validation = self.splits.valid is not None
+        self.select = Selection.read(settings["train.select"], has_validation)
+        self.steps_per_epoch = len(self._order(0))
+        self.steps = settings["train.epochs"] * self.steps_per_epoch
+        self.schedule = Schedule(self.method, settings["train.schedule"], self.steps, self.steps_per_epoch, has_validation)
+        zeros = torch.zeros(len(self.bench.tasks), dtype=torch.float64, device=self.device)
+        self.progress = Progress(zeros, zeros.clone())
+
+    def run(
+        self, folder: RunFolder, state: Mapping[str, Any] | None, stop: Stop, tell: Tell, checkpoint_seconds: float
+    ) -> dict[str, Any]:
+        """Train to the end, or to a signal, from the state of a checkpoint if there is one."""
+        if state is not None:
+            self.load_state(state)
+        settings, progress = self.cell.settings, self.progress
+        log = MetricsLog(folder.path / METRICS, 0 if state is None else state["metrics_length"])
+        events = EventFiles(folder.path, progress.step)
+        tell({"kind": "start", "step": progress.step, "steps": self.steps, "epochs": settings["train.epochs"]})
+
+        def write(record: dict[str, Any]) -> None:
+            log.write(record)
+            events.write(record)
+            tell(record)
+
+        def save() -> None:
+            events.flush()
+            checkpoint.save(folder.path, self.state() | {"metrics_length": log.saved()})
+
+        saved = clock = time.perf_counter()
+        with contextlib.closing(log), contextlib.closing(events):
+            while progress.epoch < settings["train.epochs"]:
+                order = self._order(progress.epoch)
+                while progress.batch < len(order):
+                    losses = self.method.minimize(self.task_losses, self.batch(order, progress))
+                    self.schedule.after_step()
+                    self._remember(losses)
+                    if progress.step % settings["train.log_every"] == 0 or progress.step == self.steps:
+                        record = self._line()
+                        progress.seconds, clock = progress.seconds + time.perf_counter() - clock, time.perf_counter()
+                        write(record | {"seconds": progress.seconds, "memory_mb": progress.peak_memory_mb})
+                    asked = stop.requested  # once: a signal may come at any moment
+                    due = time.perf_counter() - saved >= checkpoint_seconds and progress.batch < len(order)
+                    if asked or due:
+                        progress.seconds += time.perf_counter() - clock
+                        save()
+                        saved = clock = time.perf_counter()
+                    if asked:
+                        raise InterruptedRun
+                progress.epoch, progress.batch = progress.epoch + 1, 0
+                self._wait()
+                progress.seconds += time.perf_counter() - clock
+                if progress.epoch % settings["train.evaluate_every"] == 0 or progress.epoch == settings["train.epochs"]:
+                    write(self._evaluate(folder) | {"seconds": progress.seconds})
+                save()
+                saved = clock = time.perf_counter()
+        result = self._result()
+        write_json(folder.path / RESULT, result)
+        return result
+
+    def task_losses(self, batch: Any) -> Losses:
+        """The closure that methods call, perhaps twice."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.cell.machine.amp):
+            return self.bench.losses(self.model, batch)
+
+    def batch(self, order: list[Tensor], progress: Progress) -> Any:
+        """The next batch. It depends on the seed, the epoch and its number alone, so that a resumed run has the same."""
+        generator = generator_of(self.cell.seed, progress.epoch, progress.batch, "batch")
+        return to_device(self.splits.train.batch(order[progress.batch], generator), self.device)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that a checkpoint holds."""
+        return {
+            "config": self.cell.config,
+            "model": self.model.state_dict(),
+            "method": self.method.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "progress": asdict(self.progress),
+            "random": random_state(),
+            "threads": torch.get_num_threads(),
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.method.load_state_dict(state["method"])
+        self.schedule.load_state_dict(state["schedule"])
+        restore_random_state(state["random"])
+        self.progress = Progress(**state["progress"])
+        self.progress.losses, self.progress.counts = (
+            each.to(self.device) for each in (self.progress.losses, self.progress.counts)
+        )
+
+    def _order(self, epoch: int) -> list[Tensor]:
+        settings = self.cell.settings
+        size, count = settings["train.batch_size"], settings["train.steps_per_epoch"]
+        return epoch_order(len(self.splits.train), size, count, self.cell.seed, epoch)
+
+    def _remember(self, losses: Losses) -> None:
+        found = read_losses(losses, self.bench.tasks)
+        self.progress.losses += spread(found.values.to(self.progress.losses), found.present)
+        self.progress.counts += selection(found.present, self.progress.counts)
+        self.progress.batch += 1
+        self.progress.step += 1
+
+    def _line(self) -> dict[str, Any]:
+        """A line for metrics.jsonl. This waits for the device."""
+        progress, tasks = self.progress, self.bench.tasks
+        progress.peak_memory_mb = max(progress.peak_memory_mb, peak_memory_mb(self.device))
+        means = (progress.losses / progress.counts).tolist()
+        progress.losses.zero_()
+        progress.counts.zero_()
+        weights = getattr(self.method, "task_weights", None)
+        return {
+            "kind": "train",
+            "step": progress.step,
+            "epoch": round(progress.epoch + progress.batch / self.steps_per_epoch, 6),
+            "loss": {name: _number(mean) for name, mean in zip(tasks, means, strict=True)},
+            "weight": None if weights is None else _numbers(dict(zip(tasks, weights.tolist(), strict=True))),
+            "lr": float(self.method.param_groups[0]["lr"]),
+        }
+
+    def _evaluate(self, folder: RunFolder) -> dict[str, Any]:
+        bench, splits, progress = self.bench, self.splits, self.progress
+        before = random_state()
+        valid = None if splits.valid is None else metrics_of(bench, self.model, splits.valid, self.device)
+        test = metrics_of(bench, self.model, splits.test or splits.train, self.device)
+        conflict = None
+        if self.cell.settings["train.conflict"]:
+            first = Progress(progress.losses, progress.counts)
+            conflict = cosines_of(bench, self.model, self.batch(self._order(0), first))
+        restore_random_state(before)
+        score = None if valid is None else self.score(valid)
+        self.schedule.after_evaluation(score)
+        progress.evaluations.append({"epoch": progress.epoch, "valid": valid, "test": test})
+        if self.select.kind == "best" and self.select.reported(progress.evaluations, self.score)["epoch"] == progress.epoch:
+            checkpoint.save_best(folder.path, {"model": self.model.state_dict(), "epoch": progress.epoch})
+        return {
+            "kind": "evaluation",
+            "step": progress.step,
+            "epoch": progress.epoch,
+            "valid": valid and _numbers(valid),
+            "test": _numbers(test),
+            "conflict": conflict and [[_number(cosine) for cosine in row] for row in conflict],
+        }
+
+    def _result(self) -> dict[str, Any]:
+        progress = self.progress
+        return {
+            "format": FORMAT,
+            "tasks": list(self.bench.tasks),
+            **self.select.reported(progress.evaluations, self.score),
+            "steps": progress.step,
+            "epochs": progress.epoch,
+            "seconds": progress.seconds,
+            "seconds_per_step": progress.seconds / progress.step,
+            "peak_memory_mb": progress.peak_memory_mb,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "versions": versions(),
+            "hardware": hardware(self.device),
+            "command": self.cell.command,
+            "commit": commit(),
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+
+    def _task_score(self, metrics: Mapping[str, float]) -> float:
+        return self.bench.score_of_task(metrics, self.cell.settings["balancer.task"])
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"Device {name!r} is not there: {str(error).splitlines()[0]}") from error
+    return device
+
+
+def _numbers(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: _number(value) for name, value in metrics.items()}
+
+
+def _number(value: float) -> float | None:
+    """As strict JSON has it: NaN and infinity are null."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,110 @@
+"""The committed form of a study: small, stable, and as good as the runs for a report."""
+
+import json
+
+import pytest
+
+from moonopt.errors import UserError
+from moonopt.runs.export import export, thinned
+from moonopt.runs.report.costs import cost_table
+from moonopt.runs.report.statistics import comparison_table
+from moonopt.runs.report.study import read_runs, studies
+from moonopt.runs.report.tables import results_table
+
+
+@pytest.fixture
+def toy_runs(make_run, toy_metrics):
+    for seed in (0, 1, 10):
+        make_run("moon", seed, toy_metrics("moon", seed), steps=250)
+        make_run("moon", seed, toy_metrics("moon", seed), overrides={"optimizer.lr": 0.01})
+        make_run("a/b:c", seed, toy_metrics("other", seed) | {"first": float("nan")})
+    return read_runs([make_run.args[0]])
+
+
+def test_the_tables_of_an_export_are_those_of_the_runs(toy_runs, tmp_path):
+    files = export(toy_runs, tmp_path / "out")
+    assert [path.name for path in files] == ["a-b-c.json", "moon.json", "moon,optimizer.lr=0.01.json"]
+    (before,), (after,) = studies(toy_runs), studies(read_runs([tmp_path / "out"]))
+    for table in (results_table, cost_table, comparison_table):
+        assert repr(table(after)) == repr(table(before))  # repr: NaN is not equal to itself
+
+
+def test_the_tables_of_exported_stl_runs_are_those_of_the_runs(many_runs, scenes, tmp_path):
+    runs = [run for run in read_runs([many_runs]) if run.benchmark == scenes]
+    files = export(runs, tmp_path / "out")
+    assert [path.name for path in files][2:] == ["stl,balancer.task=depth.json", "stl,balancer.task=segment.json"]
+    (before,), (after,) = studies(runs), studies(read_runs(files))
+    assert results_table(after) == results_table(before)
+
+
+def test_results_are_exact_and_curves_are_thin(toy_runs, tmp_path):
+    file = tmp_path / "out" / "moon.json"
+    export(toy_runs, file.parent)
+    content = json.loads(file.read_text())
+    assert list(content) == ["format", "benchmark", "method", "overrides", "commands", "config", "seeds"]
+    assert "seed" not in content["config"]
+    assert list(content["seeds"]) == ["0", "1", "10"]
+    assert content["commands"] == [f"moonopt run toy --method moon --seed {seed}" for seed in (0, 1, 10)]
+    run = next(run for run in toy_runs if run.method == "moon" and not run.overrides and run.seed == 1)
+    found = content["seeds"]["1"]
+    assert found["result"] == run.result
+    steps = [line["step"] for line in found["train"]]
+    assert (len(steps), steps[0], steps[-1]) == (100, 1, 250)
+    loss = run.train[-1]["loss"]["first"]
+    assert found["train"][-1]["loss"]["first"] == float(f"{loss:.6g}") != loss
+    assert [line["conflict"] is None for line in found["evaluation"]] == [True] * 11 + [False]
+
+
+def test_exporting_an_export_changes_nothing(toy_runs, tmp_path):
+    first = export(toy_runs, tmp_path / "first")
+    second = export(read_runs([tmp_path / "first"]), tmp_path / "second")
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_seeds_that_ran_elsewhere_keep_their_config(make_run, toy_metrics, tmp_path):
+    for seed, device in enumerate(("cpu", "cuda:1")):
+        folder = make_run("moon", seed, toy_metrics("moon", seed))
+        config = json.loads((folder / "config.json").read_text()) | {"device": device}
+        (folder / "config.json").write_text(json.dumps(config))
+    runs = read_runs([make_run.args[0]])
+    again = read_runs(export(runs, tmp_path / "out"))
+    assert [run.config for run in again] == [run.config for run in runs]
+
+
+def test_unfinished_runs_are_left_out_with_a_warning(make_run, toy_metrics, tmp_path):
+    make_run("moon", 0, toy_metrics("moon", 0))
+    make_run("moon", 1, {}, state="failed")
+    make_run("ls", 0, {}, state="unfinished")
+    with pytest.warns(UserWarning, match=r"Not exported: ls seed 0 \(unfinished, at step 60\); moon seed 1 \(failed") as caught:
+        files = export(read_runs([make_run.args[0]]), tmp_path / "out")
+    assert len(caught) == 1
+    assert [path.name for path in files] == ["moon.json"]
+
+
+def test_nothing_finished_and_several_benchmarks_are_refused(make_run, many_runs, tmp_path):
+    make_run("ls", 0, {}, state="unfinished")
+    with pytest.raises(UserError, match="No run of toy is finished"):
+        export(read_runs([make_run.args[0]]), tmp_path / "out")
+    with pytest.raises(UserError, match="An export is of one benchmark, found report_bench:Scenes, report_bench:Thirty, toy"):
+        export(read_runs([many_runs]), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_export_is_named(toy_runs, tmp_path):
+    file = export(toy_runs, tmp_path / "out")[0]
+    content = json.loads(file.read_text())
+    del content["seeds"]["1"]["train"]
+    file.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="seed 1 has no train"):
+        read_runs([file])
+    file.write_text(file.read_text()[:100])
+    with pytest.raises(UserError, match="cannot be read as JSON"):
+        read_runs([file.parent])
+
+
+@pytest.mark.parametrize("count", [0, 1, 99, 100, 101, 199, 5000])
+def test_thinning_keeps_the_first_and_the_last_and_repeats_nothing(count):
+    kept = [line["step"] for line in thinned([{"step": step} for step in range(count)])]
+    assert len(kept) == min(count, 100)
+    assert kept == sorted(set(kept))
+    assert not count or (kept[0], kept[-1]) == (0, count - 1)
