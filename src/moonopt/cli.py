@@ -13,10 +13,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
+from torch import nn
 
-from moonopt.bench import BENCHMARKS, find
+from moonopt.bench import BENCHMARKS, Benchmark, find
 from moonopt.bench.registry import import_object
-from moonopt.errors import UserError, unknown_name
+from moonopt.errors import UserError, one_sentence, unknown_name
 from moonopt.methods import METHODS
 from moonopt.optim.parameters import route_parameters
 from moonopt.runs.cell import Cell, Machine, make_cell
@@ -77,6 +78,9 @@ def main() -> None:
     except BrokenPipeError:  # the reader of a pipe has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:  # a folder that may not be read, a disk that fails
+        err.print(Text.assemble(("Error: ", "bold red"), str(error)), soft_wrap=True, highlight=False)
+        sys.exit(2)
 
 
 @app.command("list")
@@ -227,7 +231,7 @@ def tune(
     for note in tuned["notes"]:
         out.print(note, style="yellow", soft_wrap=True, highlight=False)
     path = file or next(iter(comparison.cells)).folder(out_folder).parents[1] / "tuned.json"
-    write_tuned(path, tuned | {"command": shlex.join(["moonopt", *sys.argv[1:]])})
+    write_tuned(path, tuned | {"command": _repeating(sys.argv[1:])})
     out.print(f"\nUse it with: moonopt compare {benchmark} --tuned {path}", soft_wrap=True, highlight=False)
     _exit_if_failed(comparison, out_folder)
 
@@ -266,11 +270,7 @@ def inspect(
     name: Annotated[str, typer.Argument(metavar="BENCH|MODULE:FACTORY", help="A benchmark, or a function that makes a model.")],
 ) -> None:
     """Which parameters are matrices, their share, and why."""
-    if name in BENCHMARKS or ":" not in name:
-        model = find(name)().model()
-    else:
-        made = import_object(name, "model")()
-        model = made.model() if hasattr(made, "losses") and hasattr(made, "evaluate") else made
+    model = find(name)().model() if name in BENCHMARKS or ":" not in name else _made(name)
     out.print(str(route_parameters(model)), soft_wrap=True, highlight=False, markup=False)
 
 
@@ -312,6 +312,19 @@ def data_fetch(name: BenchmarkName, data: DataFolder = None) -> None:
 def data_make(name: BenchmarkName, data: DataFolder = None) -> None:
     """Make up small data in the format of the real ones."""
     find(name)().make(_data_folder(data))
+
+
+def _made(name: str) -> nn.Module:
+    """The model of a user's benchmark, or what a user's function makes."""
+    made = import_object(name, "model")
+    try:
+        made = made() if callable(made) else made
+        model = made.model() if isinstance(made, Benchmark) else made
+    except Exception as error:
+        raise UserError(f"{name} cannot be made: {one_sentence(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise UserError(f"{name} must be a benchmark or make a model, found {model!r}.")
+    return model
 
 
 def _run_one(cell: Cell, root: Path, data_folder: Path, **how: Any) -> None:
@@ -390,6 +403,19 @@ def _layers(
     chosen = {} if tuned is None else read_tuned(tuned, benchmark, methods)
     own = _own_layers(settings, config)
     return {method: [*([chosen[method]] if method in chosen else []), *own] for method in methods}
+
+
+def _repeating(words: Sequence[str]) -> str:
+    """A command without what changes no number: where files lie, and how many processes there are."""
+    kept, skip = ["moonopt"], False
+    for word in words:
+        if not skip and not word.startswith(_IRRELEVANT):
+            kept.append(word)
+        skip = not skip and word in _IRRELEVANT
+    return shlex.join(kept)
+
+
+_IRRELEVANT = ("--out", "--file", "--data", "--jobs", "--engine", "--checkpoint-seconds")
 
 
 def _names(text: str, what: str) -> list[str]:

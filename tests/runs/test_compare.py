@@ -73,6 +73,7 @@ def test_done_cells_are_skipped_and_unfinished_ones_go_on(tmp_path):
     comparison, screen = compared(cells, tmp_path)
     assert comparison.skipped == [cells[0]]
     assert comparison.failed == []
+    assert [each.cell for each in comparison.outcomes] == cells[1:]
     assert screen.started == [1, 2]
     assert [record["step"] for _, record in screen.records if record["kind"] == "start"] == [7, 0]
     assert {number: end.status for number, end in screen.ends.items()} == {0: "done", 1: "done", 2: "done"}
@@ -111,6 +112,6 @@ def test_nothing_is_begun_where_a_folder_holds_another_run_or_data_are_missing(t
     with pytest.raises(UserError, match=re.escape("other settings (train.batch_size is 9 there and 8 here)")):
         compared(cells, tmp_path)
     assert not cells[0].folder(tmp_path).exists()
-    with pytest.raises(UserError, match="put absent.csv there"):
+    with pytest.raises(UserError, match=r"put absent.csv there"):
         compared([cell(name="tiny_benchmarks:Absent")], tmp_path / "absent")
     assert not (tmp_path / "absent").exists()

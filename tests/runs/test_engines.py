@@ -5,9 +5,9 @@ import signal
 import threading
 import time
 
-from small_runs import cell, outcome, run, until
+from small_runs import FORK, cell, outcome, run, until
 
-from moonopt.runs.engines import Job, local
+from moonopt.runs.engines import Job, _Worker, local
 from moonopt.runs.interrupt import Stop
 from moonopt.runs.store import LOCK
 
@@ -80,6 +80,7 @@ def test_a_process_that_is_told_twice_still_writes_its_checkpoint(tmp_path):
         until(lambda: (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").stat().st_size > 500)
         worker = int((folder / LOCK).read_text())
         os.kill(worker, signal.SIGTERM)
+        time.sleep(0.004)  # in the same step; two at once would be one
         os.kill(worker, signal.SIGTERM)
         stop.signal = signal.SIGTERM
 
@@ -89,6 +90,15 @@ def test_a_process_that_is_told_twice_still_writes_its_checkpoint(tmp_path):
     thread.join()
     assert (found.status, found.text) == ("stopped", "stopped, with a checkpoint")
     assert (folder / "checkpoint.pt").exists()
+
+
+def test_a_process_that_was_stopped_before_it_could_listen_is_stopped_and_not_killed(tmp_path):
+    for asked, status in ((True, "stopped"), (False, "killed")):
+        process = FORK.Process(target=time.sleep, args=(60,))
+        process.start()
+        process.terminate()
+        worker = _Worker(0, Job(cell(), tmp_path, tmp_path), process, asked=asked)
+        assert worker.outcome().status == status
 
 
 def test_two_at_once_are_two_at_once(tmp_path):

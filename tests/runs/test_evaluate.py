@@ -57,7 +57,7 @@ def test_cosines_are_those_of_the_gradients_in_shared_parameters(bench, tmp_path
 
 
 def test_a_batch_of_any_structure_is_moved():
-    pair = namedtuple("pair", "x y")  # noqa: PYI024
+    pair = namedtuple("pair", "x y")
     batch = {"a": [torch.zeros(1), (1, "b")], "c": pair(torch.ones(2), None), "d": random}
     moved = to_device(batch, torch.device("meta"))
     assert moved["a"][0].device.type == moved["c"].x.device.type == "meta"

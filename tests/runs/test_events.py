@@ -3,6 +3,8 @@
 import pytest
 from small_runs import StopAfter, cell, kill_after, lines, run, start
 
+from moonopt.runs import checkpoint
+from moonopt.runs.run import RunFailedError
 from moonopt.runs.train import InterruptedRun
 
 event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -50,9 +52,24 @@ def test_a_run_that_is_stopped_has_every_step_once(tmp_path):
     check(run(chosen, tmp_path, go_on=True))
 
 
-@pytest.mark.parametrize("every", [0.0, 1000.0])
-def test_a_run_that_is_killed_has_every_step_once(every, tmp_path):
-    chosen = cell(name="tiny_benchmarks:Slow", train__epochs=3, train__log_every=1)
+@pytest.mark.parametrize(("every", "epochs"), [(0.0, 3), (1000.0, 1)])
+def test_a_run_that_is_killed_has_every_step_once(every, epochs, tmp_path):
+    chosen = cell(name="tiny_benchmarks:Slow", train__epochs=epochs, train__steps_per_epoch=20)
     assert kill_after(start(chosen, tmp_path, checkpoint_seconds=every), 0.4)  # with and without a checkpoint
     assert kill_after(start(chosen, tmp_path, checkpoint_seconds=every), 0.3)
+    check(run(chosen, tmp_path, go_on=True))
+
+
+def test_a_run_that_ends_between_an_evaluation_and_its_checkpoint_has_every_step_once(tmp_path, monkeypatch):
+    chosen, save = cell(), checkpoint.save
+
+    def broken(folder, content):
+        if content["progress"]["epoch"] == 2 and content["progress"]["batch"] == 0:
+            raise RuntimeError("the power is gone")
+        save(folder, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", broken)
+        with pytest.raises(RunFailedError, match="the power is gone"):
+            run(chosen, tmp_path, checkpoint_seconds=0.0)
     check(run(chosen, tmp_path, go_on=True))

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from small_runs import TINY, StopAfter, cell, kill_after, moonopt, outcome, run, start, until
 
 from moonopt.errors import UserError
@@ -183,9 +184,13 @@ def test_overwriting_that_is_killed_leaves_no_mixture_of_two_runs(tmp_path):
 def test_a_run_that_is_stopped_again_and_again_ends_the_same(method, tmp_path):
     chosen = cell(method)
     expected = outcome(run(chosen, tmp_path / "whole"))
+    done = 0
     for steps in (1, 5, 6, 7):  # after the first step, and around the end of an epoch
         with pytest.raises(InterruptedRun):
             run(chosen, tmp_path / "stopped", stop=StopAfter(steps), go_on=True)
+        saved = torch.load(chosen.folder(tmp_path / "stopped") / "checkpoint.pt", weights_only=True)
+        done += steps
+        assert saved["progress"]["step"] == done
     assert outcome(run(chosen, tmp_path / "stopped", go_on=True)) == expected
 
 
@@ -196,7 +201,7 @@ def test_a_signal_finishes_the_step_checkpoints_and_says_how_to_resume(number, c
     folder = tmp_path / "runs" / "tiny_benchmarks:Slow" / "famo,train.epochs=4" / "seed0"
     until(lambda: (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").stat().st_size > 1500)
     os.kill(process.pid, number)
-    output, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == code
     relative = folder.relative_to(tmp_path)
     assert errors == f"Stopped, with a checkpoint; go on with: moonopt resume {relative}\n"
@@ -233,7 +238,7 @@ def test_where_no_checkpoint_can_be_used_nothing_is_thrown_away(tmp_path):
     for name in ("checkpoint.pt", "checkpoint.previous.pt"):
         (folder / name).write_bytes(b"nothing")
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(UserError, match="No checkpoint in .* can be used. Begin anew with --overwrite"):
+    with pytest.raises(UserError, match=r"No checkpoint in .* can be used. Begin anew with --overwrite"):
         run(chosen, tmp_path, go_on=True)
     after = {path: path.read_bytes() for path in folder.iterdir()}
     lock = folder / ".lock"

@@ -10,7 +10,14 @@ from moonopt.runs.reproducible import deterministic, epoch_order, generator_of, 
 
 
 def draw():
-    return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), *torch.rand(2).tolist(), torch.randn(1).item()]
+    return [
+        random.random(),
+        random.gauss(0, 1),
+        np.random.rand(),
+        np.random.randn(),
+        *torch.rand(2).tolist(),
+        torch.randn(1).item(),
+    ]
 
 
 def test_a_restored_state_continues_every_generator(tmp_path):
@@ -62,7 +69,9 @@ def test_an_epoch_is_a_permutation_and_every_epoch_is_another():
     assert first != second != torch.cat(epoch_order(12, 4, None, seed=1, epoch=1)).tolist()
 
 
-@pytest.mark.parametrize(("length", "size", "batches", "sizes"), [(10, 4, 5, [4] * 5), (3, 8, None, [3]), (3, 8, 2, [3, 3]), (8, 2, 3, [2] * 3)])
+@pytest.mark.parametrize(
+    ("length", "size", "batches", "sizes"), [(10, 4, 5, [4] * 5), (3, 8, None, [3]), (3, 8, 2, [3, 3]), (8, 2, 3, [2] * 3)]
+)
 def test_an_epoch_has_as_many_full_batches_as_asked_for(length, size, batches, sizes):
     order = epoch_order(length, size, batches, seed=0, epoch=0)
     assert [batch.numel() for batch in order] == sizes

@@ -18,7 +18,12 @@ def reported(name, *scores):
 
 def test_the_last_is_reported():
     found = reported("last", 1.0, 3.0, 2.0)
-    assert (found["metrics"], found["valid"], found["epoch"], found["selection"]) == ({"x": 30.0}, {"x": 2.0}, 3, "epoch 3, the last")
+    assert (found["metrics"], found["valid"], found["epoch"], found["selection"]) == (
+        {"x": 30.0},
+        {"x": 2.0},
+        3,
+        "epoch 3, the last",
+    )
 
 
 def test_the_best_is_the_first_of_the_lowest_and_never_what_is_no_number():
@@ -42,5 +47,5 @@ def test_without_validation_data_there_is_none_to_report():
 
 @pytest.mark.parametrize("name", ["first", "last:0", "last:x", "last:-1", "best:2", ""])
 def test_what_is_no_selection_is_told(name):
-    with pytest.raises(UserError, match="train.select must be last, best or last:10"):
+    with pytest.raises(UserError, match=r"train.select must be last, best or last:10"):
         Selection.read(name, True)

@@ -16,7 +16,9 @@ TOY, TINY = find("toy"), find("tiny_benchmarks:Tiny")
 
 
 def test_every_setting_names_its_source():
-    found = resolve(TOY, "moon", [("--config f.json", {"optimizer.lr": 0.3, "train.epochs": 2}), ("--set", {"train.epochs": 3})])
+    found = resolve(
+        TOY, "moon", [("--config f.json", {"optimizer.lr": 0.3, "train.epochs": 2}), ("--set", {"train.epochs": 3})]
+    )
     sources = {key: (found[key].value, found[key].source) for key in found}
     assert sources["train.epochs"] == (3, "--set")
     assert sources["optimizer.lr"] == (0.3, "--config f.json")
@@ -76,7 +78,7 @@ def test_a_wrong_key_or_value_is_one_clear_sentence(method, key, value, text):
 def test_what_a_constructor_refuses_is_a_users_error():
     for settings in ({"optimizer.lr": -1.0}, {"optimizer.fused": True, "optimizer.foreach": True}):
         values = {key: each.value for key, each in resolve(TINY, "ls", [("--set", settings)]).items()}
-        with pytest.raises(UserError, match="^ls: "):
+        with pytest.raises(UserError, match=r"^ls: "):
             make_method("ls", nn.Linear(4, 4), ("a", "b"), values)
 
 
@@ -87,7 +89,9 @@ def test_a_setting_without_a_default_value_takes_anything():
 def test_a_dtype_is_written_as_a_word():
     values = {key: each.value for key, each in resolve(TINY, "moon", [("--set", {"optimizer.polar_dtype": "float64"})]).items()}
     assert values["optimizer.polar_dtype"] == "float64"
-    assert make_method("moon", nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), ("a", "b"), values)._polar.dtype is torch.float64
+    assert (
+        make_method("moon", nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), ("a", "b"), values)._polar.dtype is torch.float64
+    )
 
 
 def test_a_users_method_has_its_arguments_as_settings():
@@ -96,7 +100,7 @@ def test_a_users_method_has_its_arguments_as_settings():
     values = {key: each.value for key, each in found.items()}
     made = make_method("tiny_benchmarks:sgd", nn.Linear(4, 4), ("a", "b"), values)
     assert (made.param_groups[0]["lr"], made.param_groups[0]["momentum"]) == (0.02, 0.5)
-    with pytest.raises(UserError, match="optimizer.momentum must be a number"):
+    with pytest.raises(UserError, match=r"optimizer.momentum must be a number"):
         resolve(TINY, "tiny_benchmarks:sgd", [("--set", {"optimizer.momentum": "x"})])
 
 

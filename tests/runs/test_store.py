@@ -38,7 +38,9 @@ def test_an_unfinished_run_is_not_touched_without_being_asked(tmp_path):
         run(chosen, tmp_path, stop=StopAfter(1))
     folder = chosen.folder(tmp_path)
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"}
-    with pytest.raises(UserError, match="holds an unfinished run. Go on with `moonopt resume .*/seed0`, or begin anew with --over"):
+    with pytest.raises(
+        UserError, match=r"holds an unfinished run. Go on with `moonopt resume .*/seed0`, or begin anew with --over"
+    ):
         run(chosen, tmp_path)
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".lock"} == before
 
@@ -103,7 +105,7 @@ def test_files_are_written_whole_or_stay_as_they_were(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UserError, match="Cannot write .*file: No space left on device. What was written before is whole"):
+    with pytest.raises(UserError, match=r"Cannot write .*file: No space left on device. What was written before is whole"):
         write_whole(path, b"after")
     assert path.read_bytes() == b"before"
     assert [found.name for found in tmp_path.iterdir()] == ["file"]
@@ -145,7 +147,7 @@ def test_a_full_disk_anywhere_is_one_sentence_and_the_run_can_go_on(failing, tmp
         patch.setattr(store, "write_whole", write)
         patch.setattr(checkpoint, "write_whole", write)
         patch.setattr(MetricsLog, "write", half_a_line)
-        with pytest.raises(UserError, match="Cannot write .*: No space left on device"):
+        with pytest.raises(UserError, match=r"Cannot write .*: No space left on device"):
             run(chosen, tmp_path / "full")
     folder = chosen.folder(tmp_path / "full")
     assert not list(folder.glob("*.part"))
@@ -168,7 +170,9 @@ def _limited(root, size, answer):
         answer.send(str(error))
 
 
-@pytest.mark.parametrize(("size", "name"), [(400, "config.json"), (3000, "seed0"), (9000, "seed0"), (20000, "checkpoint.new.pt")])
+@pytest.mark.parametrize(
+    ("size", "name"), [(400, "config.json"), (3000, "seed0"), (9000, "seed0"), (20000, "checkpoint.new.pt")]
+)
 def test_a_file_system_that_takes_no_more_bytes_loses_nothing(size, name, tmp_path):
     expected = outcome(run(LIMITED, tmp_path / "whole"))
     ours, theirs = multiprocessing.Pipe(duplex=False)
@@ -185,7 +189,7 @@ def test_a_file_system_that_takes_no_more_bytes_loses_nothing(size, name, tmp_pa
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(UserError, match="Cannot write .*file/.*: Not a directory"):
+    with pytest.raises(UserError, match=r"Cannot write .*file/.*: Not a directory"):
         run(cell(), tmp_path / "file")
 
 
@@ -202,9 +206,19 @@ def test_metrics_are_cut_back_to_their_length(tmp_path):
     assert path.read_text() == '{"step": 1}\n{"step": 3}\n'
 
 
-@pytest.mark.parametrize(("content", "text"), [("{", "is damaged"), ("[]", "expected an object, found a list"), (None, "Cannot")])
+@pytest.mark.parametrize(
+    ("content", "text"), [("{", "is damaged"), ("[]", "expected an object, found a list"), (None, "Cannot")]
+)
 def test_a_damaged_file_is_told(content, text, tmp_path):
     if content is not None:
         (tmp_path / "config.json").write_text(content)
     with pytest.raises(UserError, match=text):
         read_json(tmp_path / "config.json")
+
+
+def test_a_line_that_a_full_disk_did_not_take_is_told_once(tmp_path):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    os.dup2(os.open("/dev/full", os.O_WRONLY), log._file.fileno())
+    with pytest.raises(UserError, match="No space left on device"):
+        log.write({"step": 1})
+    log.close()

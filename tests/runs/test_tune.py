@@ -75,7 +75,7 @@ def test_stl_is_judged_by_the_task_of_each_model(tmp_path):
 def test_a_benchmark_with_test_data_alone_is_refused(tmp_path):
     with pytest.raises(UserError, match="testonly has test data and no validation data: moonopt does not tune on test data"):
         tuned(tmp_path, {"ls": {"optimizer.lr": [0.1]}}, name="tiny_benchmarks:TestOnly")
-    with pytest.raises(UserError, match="put absent.csv there"):
+    with pytest.raises(UserError, match=r"put absent.csv there"):
         tuned(tmp_path, {"ls": {"optimizer.lr": [0.1]}}, name="tiny_benchmarks:Absent")
     assert list(tmp_path.iterdir()) == []
 
@@ -109,7 +109,7 @@ def test_what_was_tuned_is_read_back(tmp_path):
         read_tuned(path, name, ["moon", "ls", "uw"])
     for content in ("{}", '{"format": 1}', '{"format": 1, "chosen": {}}'):
         path.write_text(content)
-        with pytest.raises(UserError, match="is not a file of `moonopt tune`|was tuned on None"):
+        with pytest.raises(UserError, match=r"is not a file of `moonopt tune`|was tuned on None"):
             read_tuned(path, name, ["ls"])
 
 

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 import warnings
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -44,7 +45,7 @@ class Tiny(Benchmark):
     )
     headline = "mean"
     tasks = ("a", "b", "c")
-    defaults = {
+    defaults: ClassVar = {
         "model.width": 8,
         "data.limit": None,
         "train.epochs": 4,
@@ -52,7 +53,7 @@ class Tiny(Benchmark):
         "train.log_every": 2,
         "train.select": "best",
     }
-    tuned = {"*": {"optimizer.lr": 0.02}}
+    tuned: ClassVar = {"*": {"optimizer.lr": 0.02}}
 
     def load(self, folder, seed):
         generator = torch.Generator().manual_seed(seed)
@@ -76,22 +77,15 @@ class Slow(Tiny):
     """Takes 20 ms per step, so that signals find it at work."""
 
     name = "slow"
-    defaults = {**Tiny.defaults, "train.epochs": 100, "train.log_every": 1}
+    defaults: ClassVar = {**Tiny.defaults, "train.epochs": 100, "train.log_every": 1}
 
     def losses(self, model, batch):
         time.sleep(0.02)
         return super().losses(model, batch)
 
 
-class Quiet(Slow):
-    """Writes no record for a long time."""
-
-    name = "quiet"
-    defaults = {**Slow.defaults, "train.log_every": 10_000}
-
-
 class Chancy(Tiny):
-    """Evaluation draws random numbers, and one model per evaluation is in train mode somewhere inside."""
+    """Evaluation draws random numbers."""
 
     name = "chancy"
 
@@ -104,7 +98,7 @@ class Warning(Tiny):  # noqa: A001 - a name that Python has, too
     """Warns."""
 
     name = "warning"
-    defaults = {**Tiny.defaults, "train.epochs": 1}
+    defaults: ClassVar = {**Tiny.defaults, "train.epochs": 1}
 
     def model(self):
         warnings.warn("tiny is not worth training", stacklevel=1)
@@ -115,8 +109,8 @@ class Vanishing(Tiny):
     """Is killed by the system, as it is when memory runs out; or raises; or has a loss that is no number."""
 
     name = "vanishing"
-    defaults = {**Tiny.defaults, "train.epochs": 2, "model.end": ""}
-    tuned = {"famo": {"model.end": "kill"}, "uw": {"model.end": "raise"}, "dwa": {"model.end": "nan"}}
+    defaults: ClassVar = {**Tiny.defaults, "train.epochs": 2, "model.end": ""}
+    tuned: ClassVar = {"famo": {"model.end": "kill"}, "uw": {"model.end": "raise"}, "dwa": {"model.end": "nan"}}
 
     def losses(self, model, batch):
         if self.settings["model.end"] == "kill":
@@ -131,7 +125,7 @@ class Disagreeing(Tiny):
     """The wider the model, the better it says it is on validation data, and the worse on test data."""
 
     name = "disagreeing"
-    defaults = {**Tiny.defaults, "train.epochs": 1, "train.conflict": False}
+    defaults: ClassVar = {**Tiny.defaults, "train.epochs": 1, "train.conflict": False}
 
     def evaluate(self, model, batches):
         width = self.settings["model.width"]
@@ -150,7 +144,7 @@ class TestOnly(Tiny):
 
     __test__ = False
     name = "testonly"
-    defaults = {**Tiny.defaults, "train.select": "last"}
+    defaults: ClassVar = {**Tiny.defaults, "train.select": "last"}
 
     def load(self, folder, seed):
         splits = super().load(folder, seed)
@@ -161,7 +155,7 @@ class Diverging(Tiny):
     """Its metrics are not numbers."""
 
     name = "diverging"
-    defaults = {**Tiny.defaults, "train.epochs": 2, "train.select": "last"}
+    defaults: ClassVar = {**Tiny.defaults, "train.epochs": 2, "train.select": "last"}
 
     def evaluate(self, model, batches):
         list(batches)

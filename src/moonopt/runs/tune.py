@@ -8,11 +8,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import torch
+
 from moonopt.bench import Benchmark, find
 from moonopt.errors import UserError
 from moonopt.runs.cell import CPU, FORMAT, Cell, Machine
 from moonopt.runs.compare import Comparison, Plan, Screen, compare, make_cells
 from moonopt.runs.interrupt import Stop
+from moonopt.runs.provenance import commit, hardware, versions
 from moonopt.runs.settings import Layer, read_value
 from moonopt.runs.store import RunFolder, read_json, write_json
 
@@ -95,6 +98,9 @@ def tune(
         "chosen": chosen,
         "notes": notes,
         "trials": rows,
+        "versions": versions(),
+        "hardware": hardware(torch.device(machine.device)),
+        "commit": commit(),
     }
 
 
