@@ -161,7 +161,8 @@ def test_the_command_of_a_result_repeats_it(call):
     call("run", TINY, *SHORT, "--set", "optimizer.lr=0.5", "--seed", "3")
     (folder,) = (path.parent for path in Path("runs").rglob("result.json"))
     words = json.loads((folder / "result.json").read_text())["command"].split()
-    call(*words[1:], "--out", "again")
+    assert words[0] == f"OMP_NUM_THREADS={torch.get_num_threads()}"
+    call(*words[2:], "--out", "again")
     assert outcome(folder) == outcome("again" / folder.relative_to("runs"))
 
 
@@ -334,13 +335,13 @@ def test_what_was_tuned_is_used_by_compare(call):
     words = ("--methods", "ls,famo", "--grid", "model.width=4,6", "--grid", "famo/model.width=3,5")
     code, output, errors = call("tune", name, *words)
     assert (code, errors) == (0, "")
-    path = Path("runs") / name / "tuned.json"
+    path = Path("runs") / "tune" / name / "tuned.json"
     tuned = json.loads(path.read_text())
     assert tuned["chosen"] == {"ls": {"model.width": 6}, "famo": {"model.width": 5}}
     assert len(tuned["trials"]) == 4
     assert tuned["command"].startswith(f"moonopt tune {name} --methods ls,famo")
     assert f"moonopt compare {name} --tuned {path}" in output
-    code, output, _ = call("compare", name, "--methods", "ls,famo", "--seeds", "1", "--tuned", path)
+    code, output, _ = call("compare", name, "--methods", "ls,famo", "--seeds", "1", "--tuned", path, "--out", "runs/tune")
     assert code == 0
     assert output.count("was done already") == 2  # its cells are those of the trials
     code, output, _ = call("show", name, "--method", "famo", "--tuned", path)
@@ -446,7 +447,7 @@ def test_a_process_that_is_killed_does_not_end_the_comparison(comparing):
         "ls,train.epochs=9 seed 0 failed: killed by the system (SIGKILL), which it does when memory runs out"
     )
     assert all((folder / "result.json").exists() for folder in folders[1:])
-    assert re.search(r" famo, train.epochs=9 +\d", output)
+    assert re.search(r" famo +\d", output)
 
 
 def test_a_reader_that_goes_away_is_no_traceback(tmp_path):

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table as RichTable
 from rich.text import Text
 from torch import nn
 
@@ -27,13 +25,14 @@ from moonopt.runs.export import export as export_runs
 from moonopt.runs.interrupt import Stop, stopping
 from moonopt.runs.report.reading import Run, read_runs
 from moonopt.runs.report.study import studies
-from moonopt.runs.report.tables import Table, results_table
+from moonopt.runs.report.tables import check_reference, results_table
 from moonopt.runs.run import CHECKPOINT_SECONDS, RunFailedError, run_cell
 from moonopt.runs.screen import screen_for
 from moonopt.runs.settings import Layer, parse, read_file, resolve
-from moonopt.runs.store import CONFIG, RunFolder
+from moonopt.runs.store import CONFIG, RunFolder, State, write_json
+from moonopt.runs.terminal import grid, print_results, print_trials
 from moonopt.runs.train import InterruptedRun
-from moonopt.runs.tune import read_grids, read_tuned, tune as tune_methods, write_tuned
+from moonopt.runs.tune import read_grids, read_tuned, tune as tune_methods
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -69,10 +68,12 @@ DEFAULT_OUT = Path("runs")
 
 
 def main() -> None:
-    """The command line; what a user can mend is one sentence and exit code 2."""
+    """The command line; what a user can mend is one sentence and exit code 2, with a traceback if $MOONOPT_DEBUG is set."""
     try:
         app()
     except UserError as error:
+        if os.environ.get("MOONOPT_DEBUG"):
+            raise
         err.print(Text.assemble(("Error: ", "bold red"), str(error)), soft_wrap=True, highlight=False)
         sys.exit(2)
     except BrokenPipeError:  # the reader of a pipe has gone
@@ -87,7 +88,7 @@ def main() -> None:
 def list_all(data: DataFolder = None) -> None:
     """Benchmarks, methods, and whether their data is here."""
     folder = _data_folder(data)
-    table = _grid("benchmark", "tasks", "data", "what it is")
+    table = grid("benchmark", "tasks", "data", "what it is")
     for name in BENCHMARKS:
         bench = find(name)()
         missing = bench.missing(folder)
@@ -105,7 +106,7 @@ def show(
 ) -> None:
     """Every setting, its value and where it comes from."""
     bench = find(benchmark)
-    table = _grid("setting", "value", "from")
+    table = grid("setting", "value", "from")
     for key, setting in resolve(bench, method, _layers(benchmark, [method], settings, config, tuned)[method]).items():
         table.add_row(key, repr(setting.value), setting.source)
     out.print(table)
@@ -175,17 +176,20 @@ def compare(
     """Run methods x seeds, skip what is done, go on with what is unfinished, and print the table."""
     names = _names(methods, "method")
     layers = _layers(benchmark, names, settings, config, tuned)
+    check_reference(reference, find(benchmark), names)
     cells = make_cells(benchmark, names, _seeds(seeds), layers, Machine(device, amp, compile))
     plan = Plan(out_folder, _data_folder(data), _engine(engine), jobs, overwrite, checkpoint_seconds)
     with stopping() as stop, screen_for(sys.stdout) as screen:
         comparison = compare_cells(cells, plan, stop, screen)
-    _exit_if_stopped(stop, "the same command goes on" + ", if without --overwrite" * overwrite)
+    if len(comparison.finished) < len(cells):
+        _exit_if_stopped(stop, "the same command goes on" + ", if without --overwrite" * overwrite)
     folders = [cell.folder(out_folder) for cell in cells]
     runs = read_runs([folder for folder in folders if (folder / CONFIG).exists()])
-    for study in studies(runs, names):
-        _print_table(results_table(study, reference))
+    order = [name for name in names if any(run.method == name for run in runs)]
+    for study in studies(runs, order):
+        print_results(out, results_table(study, reference))
     if report is not None and runs:
-        _write_report(runs, report, reference, names)
+        _write_report(runs, report, reference, order)
     _exit_if_failed(comparison, out_folder)
 
 
@@ -203,7 +207,7 @@ def tune(
     device: Device = "cpu",
     amp: Amp = False,
     compile: Compile = False,  # noqa: A002 - the option's name
-    out_folder: Out = DEFAULT_OUT,
+    out_folder: Out = DEFAULT_OUT / "tune",
     data: DataFolder = None,
     overwrite: Overwrite = False,
     engine: EngineName = "local",
@@ -219,19 +223,11 @@ def tune(
     machine = Machine(device, amp, compile)
     with stopping() as stop, screen_for(sys.stdout) as screen:
         comparison, tuned = tune_methods(benchmark, grids, _seeds(seeds), layers, plan, stop, screen, machine)
-    _exit_if_stopped(stop, "the same command goes on" + ", if without --overwrite" * overwrite)
-    table = _grid("method", *dict.fromkeys(key for each in grids.values() for key in each), "score")
-    for row in tuned["trials"]:
-        chosen = tuned["chosen"].get(row["method"]) == row["settings"]
-        keys = [str(row["settings"].get(heading.header, "")) for heading in table.columns[1:-1]]
-        score = "failed" if row["score"] is None else f"{row['score']:.6g}"
-        table.add_row(row["method"], *keys, score, style="bold" if chosen else "")
-    out.print(table)
-    out.print(f"score: {tuned['score']}; the chosen ones are bold", soft_wrap=True, highlight=False)
-    for note in tuned["notes"]:
-        out.print(note, style="yellow", soft_wrap=True, highlight=False)
+    if len(comparison.finished) < len(comparison.cells):
+        _exit_if_stopped(stop, "the same command goes on" + ", if without --overwrite" * overwrite)
+    print_trials(out, tuned)
     path = file or next(iter(comparison.cells)).folder(out_folder).parents[1] / "tuned.json"
-    write_tuned(path, tuned | {"command": _repeating(sys.argv[1:])})
+    write_json(path, tuned | {"command": _repeating(sys.argv[1:])})
     out.print(f"\nUse it with: moonopt compare {benchmark} --tuned {path}", soft_wrap=True, highlight=False)
     _exit_if_failed(comparison, out_folder)
 
@@ -288,7 +284,7 @@ def speed(context: typer.Context, what: Annotated[str, typer.Argument(help="pola
 def data_list(data: DataFolder = None) -> None:
     """Where the data of each benchmark come from, and whether they are here."""
     folder = _data_folder(data)
-    table = _grid("benchmark", "data", "from")
+    table = grid("benchmark", "data", "from")
     for name in BENCHMARKS:
         bench = find(name)()
         table.add_row(name, bench.missing(folder) or "here", bench.data_note)
@@ -330,7 +326,7 @@ def _made(name: str) -> nn.Module:
 def _run_one(cell: Cell, root: Path, data_folder: Path, **how: Any) -> None:
     """One cell in this process."""
     folder = cell.folder(root)
-    done = RunFolder(folder).state(cell).value == "done" and not how.get("overwrite")
+    done = RunFolder(folder).state(cell) is State.DONE and not how.get("overwrite")
     with stopping() as stop:
         try:
             with screen_for(sys.stdout) as screen:
@@ -344,7 +340,7 @@ def _run_one(cell: Cell, root: Path, data_folder: Path, **how: Any) -> None:
             err.print(Text.assemble(("Failed: ", "bold red"), text), soft_wrap=True, highlight=False)
             raise typer.Exit(1) from error
     for study in studies(read_runs([folder])):
-        _print_table(results_table(study))
+        print_results(out, results_table(study))
     out.print(f"{'Was done already' if done else 'Result'}: {folder / 'result.json'}", soft_wrap=True, highlight=False)
 
 
@@ -366,29 +362,6 @@ def _exit_if_failed(comparison: Comparison, root: Path) -> None:
         err.print(Text(text, "red"), soft_wrap=True, highlight=False)
     if comparison.failed:
         raise typer.Exit(1)
-
-
-def _print_table(table: Table) -> None:
-    """A results table in the terminal."""
-    shown = _grid(table.corner, *(column.heading for column in table.columns))
-    best = "" if out.is_terminal else " *"  # where there is no bold
-    for column in shown.columns[1:]:
-        column.justify = "right"
-    for row in table.rows:
-        entries = [Text(entry.text + best * entry.best, "bold" if entry.best else "") for entry in row.entries]
-        shown.add_row(Text(row.label), *entries, style="dim" if row.published else "")
-    out.print()
-    out.print(Text(table.title, "bold"))
-    out.print(shown)
-    for note in table.notes:
-        out.print(Text(note, "dim"), soft_wrap=True)
-
-
-def _grid(*headings: str) -> RichTable:
-    table = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
 
 
 def _own_layers(settings: list[str] | None, config: Path | None) -> list[Layer]:

@@ -64,6 +64,12 @@ def test_nothing_or_one_thing_twice_is_no_comparison(methods, seeds, text):
         cells_of(methods, seeds)
 
 
+@pytest.mark.parametrize("method", ["stl", "stl+muon"])
+def test_one_model_per_task_is_refused_where_no_metric_is_of_a_task(method):
+    with pytest.raises(UserError, match=re.escape(f"{method} would give no number on synthetic30: ")):
+        make_cells("synthetic30", ["ls", method], [0], {})
+
+
 def test_done_cells_are_skipped_and_unfinished_ones_go_on(tmp_path):
     cells = cells_of(["ls", "uw", "famo"], settings={"train.epochs": 2})
     run(cells[0], tmp_path)

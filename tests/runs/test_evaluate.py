@@ -64,3 +64,16 @@ def test_a_batch_of_any_structure_is_moved():
     assert moved["a"][1] == (1, "b")
     assert isinstance(moved["c"], pair)
     assert moved["d"] is random
+
+
+def test_cosines_are_in_the_order_of_the_tasks_and_nan_for_one_that_is_not_there(bench, tmp_path, monkeypatch):
+    model, batch = bench.model(), bench.load(tmp_path, 0).test.tensors
+    expected = torch.tensor(cosines_of(bench, model, batch))
+    losses = bench.losses
+    monkeypatch.setattr(bench, "losses", lambda *args: dict(reversed(losses(*args).items())))
+    assert torch.equal(torch.tensor(cosines_of(bench, model, batch)), expected)
+    monkeypatch.setattr(bench, "losses", lambda *args: {name: losses(*args)[name] for name in ("c", "a")})
+    found = torch.tensor(cosines_of(bench, model, batch))
+    assert found[1].isnan().all()
+    assert found[:, 1].isnan().all()
+    assert torch.allclose(found[0, 2], expected[0, 2])

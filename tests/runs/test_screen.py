@@ -2,13 +2,17 @@
 
 import io
 import re
+from statistics import fmean
 
 import pytest
 from rich.console import Console
 from small_runs import TINY, cell
 
 from moonopt.runs.engines import Outcome
+from moonopt.runs.report.study import read_runs, studies
+from moonopt.runs.report.tables import results_table
 from moonopt.runs.screen import LiveScreen, PlainScreen, Progress, _duration, _most_telling, screen_for
+from moonopt.runs.store import write_json
 
 
 def train(step, **losses):
@@ -60,18 +64,77 @@ def test_plain_lines_tell_what_goes_on_was_done_and_failed():
     ]
 
 
-def test_delta_m_is_against_the_stl_cells_of_the_seed_that_are_done():
-    tasks = [cell("stl", balancer__task=task) for task in "abc"]
-    cells = [*tasks, cell(), cell(seed=1)]
+def singles(seed=0, method="stl", **settings):
+    return [cell(method, seed, balancer__task=task, **settings) for task in "abc"]
+
+
+def scaled(factor):
+    return {**RESULT, "metrics": {name: factor * value for name, value in METRICS.items()}}
+
+
+@pytest.mark.parametrize("method", ["stl", "stl+muon"])
+def test_delta_m_is_against_the_single_task_cells_of_the_seed_that_are_done(method):
+    cells = [*singles(0, method), *singles(1, method), cell(), cell(seed=1)]
     screen, _ = plain(cells)
-    for number in (3, 4):
+    for number in (6, 7):
         screen.rows[number].metrics = dict.fromkeys(("a", "b", "c", "mean"), 0.5)
     for number in range(3):
-        assert "Δm" not in screen.shown_metrics(screen.rows[3])
+        assert "Δm" not in screen.shown_metrics(screen.rows[6])
         screen.end(number, Outcome(cells[number], "done", RESULT))
-    assert screen.shown_metrics(screen.rows[3]) == "mean 0.5  Δm +100.00 %"
-    assert screen.shown_metrics(screen.rows[4]) == "mean 0.5"  # of another seed
+    assert screen.shown_metrics(screen.rows[6]) == "mean 0.5  Δm +100.00 %"
+    assert screen.shown_metrics(screen.rows[7]) == "mean 0.5"  # the reference of its seed is still to come
     assert "Δm" not in screen.shown_metrics(screen.rows[0])
+    for number in range(3, 6):
+        screen.end(number, Outcome(cells[number], "failed", text="killed"))
+    assert screen.shown_metrics(screen.rows[7]) == "mean 0.5  Δm +100.00 %"  # the mean over the seeds that there are
+
+
+def test_plain_stl_is_the_reference_before_stl_with_another_optimizer():
+    cells = [*singles(method="stl+muon"), *singles(), cell()]
+    screen, _ = plain(cells)
+    for number in range(6):
+        screen.end(number, Outcome(cells[number], "done", RESULT if number >= 3 else scaled(0.1)))
+    screen.end(6, Outcome(cells[6], "done", scaled(2)))
+    assert screen.shown_metrics(screen.rows[6]) == "mean 0.5  Δm +100.00 %"
+
+
+def test_the_screen_and_the_report_have_one_delta_m(tmp_path):
+    cells = [*singles(0), *singles(1), *singles(3), cell(), cell(seed=1), cell(seed=2)]
+    screen, _ = plain(cells)
+    for number, each in enumerate(cells):
+        result = scaled(1 + 0.1 * number) | {"format": 1, "tasks": ["a", "b", "c"]}
+        screen.end(number, Outcome(each, "done", result))
+        each.folder(tmp_path).mkdir(parents=True)
+        write_json(each.folder(tmp_path) / "config.json", each.config)
+        write_json(each.folder(tmp_path) / "result.json", result)
+    (study,) = studies(read_runs([tmp_path]), ["moon"])
+    table = results_table(study, "stl")
+    assert table.rows[0].entries[-2].value == pytest.approx(fmean(screen._delta(row) for row in screen.rows[9:]))
+    assert "against stl with the same seed, and with seed 2, which stl lacks, against its mean." in table.notes[-1]
+
+
+def test_a_value_that_is_not_a_number_is_a_question_mark():
+    cells = [*singles(), cell()]
+    screen, _ = plain(cells)
+    for number in range(3):
+        screen.end(number, Outcome(cells[number], "done", {**RESULT, "metrics": {**METRICS, "b": None, "mean": None}}))
+    screen.end(3, Outcome(cells[3], "done", {**RESULT, "metrics": dict.fromkeys(METRICS)}))
+    assert [screen.shown_metrics(row) for row in screen.rows] == ["mean ?"] * 4
+
+
+def test_the_bar_of_a_cell_that_was_done_is_full():
+    cells = [cell(), cell("ls")]
+    screen, console, _ = live(cells)
+    with screen:
+        screen.begin(cells)
+        screen.end(0, Outcome(cells[0], "done", RESULT))
+        with console.capture() as captured:
+            console.print(screen._table())
+    done = next(line for line in captured.get().splitlines() if line.startswith("moon"))
+    waiting = next(line for line in captured.get().splitlines() if line.startswith("ls"))
+    assert done.count("━") == 12
+    assert waiting.count("━") == 0
+    assert (screen.rows[0].step, screen.rows[0].steps) == (24, 24)
 
 
 def test_a_reference_of_zero_gives_no_delta_m_and_no_error():

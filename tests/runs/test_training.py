@@ -1,13 +1,15 @@
 """The training loop: a seed fixes everything, looking changes nothing, and what is written is what was computed."""
 
+import dataclasses
 import json
 import math
+import time
 
 import pytest
 import torch
 from small_runs import TINY, StopAfter, bits, cell, lines, outcome, run
 
-from moonopt.bench import find
+from moonopt.bench import Tensors, find
 from moonopt.errors import UserError
 from moonopt.runs.run import RunFailedError
 from moonopt.runs.train import InterruptedRun
@@ -178,3 +180,50 @@ def test_a_signal_between_two_looks_does_not_stop_without_a_checkpoint(tmp_path)
     with pytest.raises(InterruptedRun):
         run(chosen, tmp_path, stop=Late())
     assert torch.load(chosen.folder(tmp_path) / "checkpoint.pt", weights_only=True)["progress"]["step"] == 2
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_empty_data_are_refused_and_never_replaced_by_others(split, tmp_path, monkeypatch):
+    whole = find(TINY).load
+
+    def load(bench, folder, seed):
+        splits = whole(bench, folder, seed)
+        empty = Tensors(*(tensor[:0] for tensor in getattr(splits, split).tensors))
+        return dataclasses.replace(splits, **{split: empty})
+
+    monkeypatch.setattr(find(TINY), "load", load)
+    with pytest.raises(UserError, match=f"The {split} data have no examples"):
+        run(cell(), tmp_path)
+
+
+def test_the_logged_rate_is_that_of_the_step_and_not_of_the_next(tmp_path):
+    folder = run(cell(optimizer__lr=0.1, train__epochs=1, train__log_every=1), tmp_path)
+    rates = [line["lr"] for line in lines(folder) if line["kind"] == "train"]
+    assert rates == pytest.approx([0.05 * (1 + math.cos(math.pi * step / 6)) for step in range(6)])
+
+
+def test_a_whole_number_and_its_fraction_are_one_setting(tmp_path):
+    assert cell(optimizer__lr=1).folder(tmp_path) == cell(optimizer__lr=1.0).folder(tmp_path)
+    assert cell(optimizer__lr=1).config == cell(optimizer__lr=1.0).config
+
+
+def test_numbers_that_are_none_are_null_in_the_result(tmp_path, monkeypatch):
+    monkeypatch.setattr(find(TINY), "evaluate", lambda *args: dict.fromkeys(("a", "b", "c", "mean"), math.nan))
+    folder = run(cell(), tmp_path)
+    text = (folder / "result.json").read_text()
+    assert "NaN" not in text
+    assert json.loads(text)["metrics"]["mean"] is None
+
+
+def test_time_for_evaluation_and_logging_is_no_training_time(tmp_path, monkeypatch):
+    plain = json.loads((run(cell(), tmp_path / "plain") / "result.json").read_text())
+    evaluate = find(TINY).evaluate
+
+    def slow(bench, model, batches):
+        time.sleep(0.2)
+        return evaluate(bench, model, batches)
+
+    monkeypatch.setattr(find(TINY), "evaluate", slow)
+    tell = lambda record: time.sleep(0.02)  # noqa: E731
+    slowed = json.loads((run(cell(), tmp_path / "slow", tell=tell) / "result.json").read_text())
+    assert slowed["seconds"] < plain["seconds"] + 0.3  # eight evaluations take 1.6 s, and telling of 12 lines a quarter

@@ -9,7 +9,8 @@ from small_runs import TINY, cell, run
 from moonopt.errors import UserError
 from moonopt.runs.compare import Plan
 from moonopt.runs.interrupt import Stop
-from moonopt.runs.tune import read_grids, read_tuned, tune, write_tuned
+from moonopt.runs.store import write_json
+from moonopt.runs.tune import read_grids, read_tuned, tune
 
 
 class Silent:
@@ -97,10 +98,22 @@ def test_a_trial_that_fails_or_diverges_is_written_down_and_not_chosen(tmp_path)
     assert [row["score"] for row in found["trials"]] == [None, None]
 
 
+def test_a_trial_whose_headline_is_null_has_no_score_and_is_not_chosen(tmp_path):
+    for width in (4, 6):
+        path = run(cell("ls", name="tiny_benchmarks:Disagreeing", model__width=width), tmp_path) / "result.json"
+        result = json.loads(path.read_text())
+        if width == 6:  # else the best
+            result["valid"]["mean"] = None
+        path.write_text(json.dumps(result))
+    _, found = tuned(tmp_path, {"ls": {"model.width": [4, 6]}})
+    assert [row["score"] for row in found["trials"]] == [1 / 4, None]
+    assert found["chosen"] == {"ls": {"model.width": 4}}
+
+
 def test_what_was_tuned_is_read_back(tmp_path):
     _, found = tuned(tmp_path, {"ls": {"model.width": [4, 6]}})
     path = tmp_path / "tuned.json"
-    write_tuned(path, found)
+    write_json(path, found)
     name = "tiny_benchmarks:Disagreeing"
     assert read_tuned(path, name, ["ls"]) == {"ls": (f"--tuned {path}", {"model.width": 6})}
     with pytest.raises(UserError, match="was tuned on tiny_benchmarks:Disagreeing, not on toy"):

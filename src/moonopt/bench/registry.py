@@ -41,8 +41,8 @@ def import_object(location: str, what: str) -> Any:
     """The object at ``module:name``."""
     module_name, _, attribute = location.partition(":")
     here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    if here not in sys.path and not module_name.startswith("moonopt."):
+        sys.path.append(here)  # last, so that nothing there takes the place of a package
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -57,7 +57,7 @@ class Cell:
     @property
     def label(self) -> str:
         """The method with its overrides, sorted: "moon,optimizer.lr=0.01"."""
-        return ",".join([self.method, *(f"{key}={_word(value)}" for key, value in sorted(self.overrides.items()))])
+        return ",".join([self.method, *(f"{key}={word(value)}" for key, value in sorted(self.overrides.items()))])
 
     @property
     def name(self) -> str:
@@ -66,14 +66,14 @@ class Cell:
 
     def folder(self, root: Path) -> Path:
         """RUNS/BENCH/METHOD[,key=value...]/seedS."""
-        return root / _safe(self.benchmark) / _safe(self.label) / f"seed{self.seed}"
+        return root / safe(self.benchmark) / safe(self.label) / f"seed{self.seed}"
 
     @property
     def command(self) -> str:
         """What repeats the run."""
         words = ["moonopt", "run", self.benchmark, "--method", self.method, "--seed", str(self.seed)]
         for key, value in sorted(self.overrides.items()):
-            words += ["--set", f"{key}={_word(value)}"]
+            words += ["--set", f"{key}={word(value)}"]
         words += [] if self.machine.device == "cpu" else ["--device", self.machine.device]
         words += ["--amp"] if self.machine.amp else []
         words += ["--compile"] if self.machine.compile else []
@@ -108,7 +108,7 @@ def cell_of(config: Mapping[str, Any], source: Path) -> Cell:
     return Cell(config["benchmark"], config["method"], config["seed"], config["settings"], config["overrides"], machine)
 
 
-def _word(value: Any) -> str:
+def word(value: Any) -> str:
     """A value as ``--set`` reads it."""
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
@@ -117,7 +117,7 @@ def _word(value: Any) -> str:
 LONGEST = 200
 
 
-def _safe(name: str) -> str:
+def safe(name: str) -> str:
     """A name as one part of a path; of a very long one the end is replaced by a digest."""
     quoted = quote(name, safe=' ,=:+.[]{}"')
     if len(quoted) <= LONGEST:

@@ -12,6 +12,7 @@ from moonopt.runs.engines import Engine, Job, Outcome, local
 from moonopt.runs.interrupt import Stop
 from moonopt.runs.run import CHECKPOINT_SECONDS
 from moonopt.runs.settings import Layer
+from moonopt.runs.single import TASK, check_single, is_single
 from moonopt.runs.store import RunFolder, State, what_differs
 
 
@@ -49,6 +50,11 @@ class Comparison:
     def failed(self) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if outcome.status in ("failed", "killed")]
 
+    @property
+    def finished(self) -> list[Cell]:
+        """Those that a signal has not stopped."""
+        return [*self.skipped, *(outcome.cell for outcome in self.outcomes if outcome.status != "stopped")]
+
 
 def make_cells(
     benchmark: str,
@@ -63,11 +69,12 @@ def make_cells(
             raise UserError(f"A comparison needs at least one {what}.")
         if len(set(found)) < len(found):
             raise UserError(f"Every {what} can be in a comparison once, found {', '.join(map(str, found))}.")
+    check_single(methods, find(benchmark))
     cells = []
     for seed in seeds:
         for method in methods:
             alone = [make_cell(benchmark, method, seed, layers.get(method, ()), machine)]
-            cells += alone if method.partition("+")[0] != "stl" else _per_task(alone[0], layers.get(method, ()), machine)
+            cells += _per_task(alone[0], layers.get(method, ()), machine) if is_single(method) else alone
     return cells
 
 
@@ -97,8 +104,8 @@ def compare(cells: Sequence[Cell], plan: Plan, stop: Stop, screen: Screen) -> Co
 
 
 def _per_task(cell: Cell, layers: Sequence[Layer], machine: Machine) -> list[Cell]:
-    if cell.settings["balancer.task"] is not None:
+    if cell.settings[TASK] is not None:
         return [cell]
     tasks = find(cell.benchmark)(cell.settings).tasks
-    each = [[*layers, ("stl", {"balancer.task": task})] for task in tasks]
+    each = [[*layers, (cell.method, {TASK: task})] for task in tasks]
     return [make_cell(cell.benchmark, cell.method, cell.seed, settings, machine) for settings in each]

@@ -73,7 +73,7 @@ def local(jobs: Sequence[Job], at_once: int, stop: Stop, tell: Tell) -> Iterator
             while waiting and len(running) < at_once and not stop.requested:
                 number, job = waiting.pop()
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(job, threads, theirs), daemon=True)
+                process = context.Process(target=_work, args=(job, threads, theirs), daemon=False)
                 process.start()
                 theirs.close()
                 running[ours] = _Worker(number, job, process)

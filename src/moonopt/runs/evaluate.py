@@ -1,6 +1,7 @@
 """Looking at a model without changing anything: metrics over a split, and the cosines between task gradients."""
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,15 +37,21 @@ def metrics_of(bench: Benchmark, model: nn.Module, data: Data, device: torch.dev
 
 
 def cosines_of(bench: Benchmark, model: nn.Module, batch: Any) -> list[list[float]]:
-    """The cosines between the gradients that the tasks have in the parameters they share; 0 where a gradient is."""
+    """The cosines between the gradients that the tasks have in the parameters they share, in the order of the tasks.
+
+    They are 0 where a gradient is, and NaN for a task that the batch does not have.
+    """
     parameters = [p for p in model.parameters() if p.requires_grad]
     eager = torch.compiler.set_stance("force_eager")  # several backward passes over one graph
     with _eval_mode(model), torch.enable_grad(), plain_kernels(), eager:
-        losses = read_losses(bench.losses(model, batch)).separate
-        gram = gram_matrix(task_gradients(losses, shared_by(losses, parameters)))
+        losses = read_losses(bench.losses(model, batch), bench.tasks)
+        gram = gram_matrix(task_gradients(losses.separate, shared_by(losses.separate, parameters)))
     norms = gram.diagonal().sqrt()
     cosines: Tensor = torch.where(gram == 0, 0.0, gram / (norms[:, None] * norms)).clamp(-1, 1)
-    return cosines.tolist()
+    here = [index for index, present in enumerate(losses.present) if present]
+    every = torch.full((len(bench.tasks), len(bench.tasks)), math.nan)
+    every[torch.tensor(here)[:, None], torch.tensor(here)] = cosines.cpu().to(every)
+    return every.tolist()
 
 
 @contextlib.contextmanager

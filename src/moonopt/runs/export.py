@@ -1,14 +1,13 @@
 """The committed form of a study: one small JSON file per method with its overrides, which a report reads like the runs."""
 
 import json
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from moonopt.errors import UserError
-from moonopt.runs.cell import FORMAT
+from moonopt.runs.cell import FORMAT, cell_of, safe
 from moonopt.runs.report.reading import Line, Run
 from moonopt.runs.store import write_whole, writing
 
@@ -41,10 +40,7 @@ def export(runs: Sequence[Run], out: Path) -> list[Path]:
         raise UserError(f"No run of {names[0]} is finished: there is nothing to export. Found {'; '.join(left_out)}.")
     if left_out:
         warnings.warn(f"Not exported: {'; '.join(left_out)}.", stacklevel=2)
-    files: dict[Path, str] = {}
-    for label, found in by_label.items():
-        path = _free(Path(out) / f"{_safe(label)}.json", files)
-        files[path] = _dump(_content(label, found)) + "\n"
+    files = {Path(out) / f"{safe(label)}.json": _dump(_content(label, found)) + "\n" for label, found in by_label.items()}
     with writing(Path(out)):
         Path(out).mkdir(parents=True, exist_ok=True)
     for path, text in files.items():
@@ -80,15 +76,13 @@ def _content(label: str, runs: Sequence[Run]) -> dict[str, Any]:
         "format": FORMAT,
         "benchmark": runs[0].benchmark,
         "method": runs[0].method,
-        "overrides": dict(sorted(runs[0].overrides.items())),
-        "commands": [(run.result or {}).get("command") for run in runs],
         "config": config,
         "seeds": seeds,
     }
 
 
 def _label(run: Run) -> str:
-    return ",".join([run.method, *(f"{key}={value}" for key, value in sorted(run.overrides.items()))])
+    return cell_of(run.config, run.source).label
 
 
 def _without_seed(run: Run) -> dict[str, Any]:
@@ -118,17 +112,3 @@ def _dump(value: Any, depth: int = 0) -> str:
     lines = [(f"{json.dumps(key)}: " if key is not None else "") + _dump(each, depth + 1) for key, each in items]
     opening, closing = "{}" if isinstance(value, dict) else "[]"
     return f"{opening}\n{indent}" + f",\n{indent}".join(lines) + f"\n{' ' * depth}{closing}"
-
-
-def _safe(label: str) -> str:
-    """The label as the name of a file."""
-    return re.sub(r"[^A-Za-z0-9._,=+-]+", "-", label).strip(".-")[:180] or "method"
-
-
-def _free(path: Path, taken: Mapping[Path, object]) -> Path:
-    """The path, with a number where two labels make the same name."""
-    number = 2
-    free = path
-    while free in taken:
-        free, number = path.with_name(f"{path.stem}-{number}.json"), number + 1
-    return free

@@ -1,10 +1,9 @@
 """What a number depends on beside its config: versions, hardware, the commit."""
 
 import importlib.metadata
+import os
 import platform
-import resource
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,8 @@ def hardware(device: torch.device) -> dict[str, Any]:
     """The device, the processor, and how many threads torch uses."""
     found = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        "cpu": platform.processor() or platform.machine(),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "system": platform.system(),
@@ -37,8 +37,8 @@ def hardware(device: torch.device) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of this source tree, with a + if files differ from it; None outside one."""
-    here = ["git", "-C", str(Path(__file__).parent)]
+    """The commit of this source tree, with a + if files of the package differ from it; None outside one."""
+    here = ["git", "-C", str(Path(__file__).parents[1])]
     try:
         name = subprocess.run(
             [*here, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
@@ -51,9 +51,10 @@ def commit() -> str | None:
     return name + ("+" if changed else "")
 
 
-def peak_memory_mb(device: torch.device) -> float:
-    """The most that was in use so far: tensors on an accelerator, the whole process on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    unit = 2**20 if sys.platform == "darwin" else 2**10  # macOS counts in bytes, Linux in KiB
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 @contextlib.contextmanager
 def deterministic(seed: int, algorithms: bool = True, threads: int | None = None) -> Iterator[None]:
-    """Seed every generator and ask torch for deterministic algorithms; afterwards everything is as it was.
+    """Seed every generator and ask torch for deterministic algorithms; afterwards states and flags are as they were.
 
     Sums over another number of threads round differently: what a run was begun with is to be given when it goes on.
     """

@@ -1,16 +1,18 @@
 """Showing runs while they go on: a live table or a progress bar in a terminal, plain lines elsewhere or without rich."""
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from moonopt.bench import Benchmark, delta_m, find
-from moonopt.errors import UserError
+from moonopt.bench import Benchmark, find
 from moonopt.runs.cell import Cell
 from moonopt.runs.compare import Screen
 from moonopt.runs.engines import Outcome
+from moonopt.runs.report.delta import Reference, published_reference, single_reference, why_unusable
+from moonopt.runs.single import STL, is_single, task_of, without_task
 
 #: More task losses than this are shown as their mean.
 SHOWN_LOSSES = 3
@@ -62,6 +64,7 @@ class Progress:
         self.status = outcome.status
         if outcome.result is not None:
             self.metrics, self.step = outcome.result["metrics"], outcome.result["steps"]
+            self.steps = self.step
             self.epoch = self.epochs = outcome.result["epochs"]
 
     @property
@@ -91,29 +94,44 @@ class _Board:
     def shown_metrics(self, row: Progress) -> str:
         """The headline metric of the last evaluation, and Δm where there is a reference."""
         assert self.bench is not None
-        value = row.metrics.get(self.bench.headline)
-        texts = [] if value is None else [f"{self.bench.headline} {_short(value)}"]
+        name = self.bench.headline
+        texts = [f"{name} {_short(row.metrics[name])}"] if name in row.metrics else []
         drop = self._delta(row)
         return "  ".join([*texts, *([] if drop is None else [f"Δm {drop:+.2f} %"])])
 
     def _delta(self, row: Progress) -> float | None:
+        """Δm as the report will have it; none while its reference may still change."""
         assert self.bench is not None
-        single = [other for other in self.rows if other.cell.method == "stl" and other.status == "done"]
-        reference: dict[str, float] = {}
-        for metric in self.bench.metrics:
-            own = [each for each in single if each.cell.settings["balancer.task"] == metric.task]
-            found = [each.metrics.get(metric.name) for each in own if each.cell.seed == row.cell.seed]
-            reference |= {metric.name: found[0]} if found and found[0] is not None else {}
-        if not reference and self.bench.published is not None and self.bench.published.reference is not None:
-            reference = dict(self.bench.published.rows[self.bench.published.reference])
-        counted = [metric for metric in self.bench.metrics if metric.task is not None]
-        values = {name: value for name, value in row.metrics.items() if value is not None}
-        if row.cell.method == "stl" or not counted or any(m.name not in reference or m.name not in values for m in counted):
+        if is_single(row.cell.method) or (reference := self._reference(row.cell.seed)) is None:
             return None
-        try:
-            return delta_m(values, reference, counted)
-        except UserError:  # relative to 0
+        if why_unusable(reference, self.bench) is not None:
             return None
+        drop = reference.delta(row.cell.seed, row.metrics, self.bench.metrics)
+        return drop if math.isfinite(drop) else None
+
+    def _reference(self, seed: int) -> Reference | None:
+        assert self.bench is not None
+        single = [row for row in self.rows if is_single(row.cell.method)]
+        if not single:
+            return published_reference(self.bench.published)
+        first = min(single, key=lambda row: row.cell.method != STL).cell  # the first of equals
+        chosen = [row for row in single if _group(row.cell) == _group(first)]
+        by_seed: dict[int, dict[str, float | None]] = {}
+        for row in chosen:
+            task = task_of(row.cell.method, row.cell.settings)
+            own = [metric.name for metric in self.bench.metrics if metric.task == task and row.status == "done"]
+            by_seed.setdefault(row.cell.seed, {}).update({name: row.metrics.get(name) for name in own})
+        reference = single_reference(first.method, by_seed, self.bench.metrics)
+        if reference is not None and seed in reference.by_seed:
+            return reference
+        if any(row.status in ("waiting", "running") for row in chosen):
+            return None
+        return reference or published_reference(self.bench.published)
+
+
+def _group(cell: Cell) -> tuple[str, dict[str, Any]]:
+    """What the cells of one row have in common."""
+    return cell.method, without_task(cell.method, cell.overrides)
 
 
 class PlainScreen(_Board):

@@ -43,14 +43,14 @@ def resolve(bench: type[Benchmark], method: str, layers: Sequence[Layer] = ()) -
         if not isinstance(protocol, str):
             raise UserError(f"method.protocol must be a name, found {protocol!r} in {source}.")
     known = _known(bench, method, protocol)
-    settings = {key: Setting(_plain(each.default), each.source) for key, each in known.items()}
+    settings = {key: Setting(_normal(each.annotation, each.default), each.source) for key, each in known.items()}
     for source, values in [*_suggested(bench, method, known), *layers]:
         for key, value in values.items():
             if key not in known:
                 raise UserError(unknown_name(key, tuple(known), f"setting of {method} on {bench.name}"))
             if not _accepts(known[key].annotation, value):
                 raise UserError(f"{key} must be {_words(known[key].annotation)}, found {value!r} in {source}.")
-            settings[key] = Setting(_plain(value), source)
+            settings[key] = Setting(_normal(known[key].annotation, value), source)
     _check_training({key: each.value for key, each in settings.items()})
     return settings
 
@@ -218,6 +218,14 @@ def _words(annotation: Any) -> str:
     if origin is tuple and Ellipsis not in choices:
         return f"a list of {len(choices)}"
     return _WORDS.get(annotation, "an object" if origin else f"a {getattr(annotation, '__name__', annotation)}")
+
+
+def _normal(annotation: Any, value: Any) -> Any:
+    """One form for equal values: 1 is 1.0 where a number need not be whole."""
+    choices = get_args(annotation) or (annotation,)
+    if isinstance(value, int) and not isinstance(value, bool) and float in choices and int not in choices:
+        return float(value)
+    return _plain(value)
 
 
 def _plain(value: Any) -> Any:

@@ -19,11 +19,13 @@ from moonopt.runs.cell import FORMAT, Cell
 from moonopt.runs.evaluate import cosines_of, metrics_of, to_device
 from moonopt.runs.events import EventFiles
 from moonopt.runs.interrupt import Stop
-from moonopt.runs.provenance import commit, hardware, peak_memory_mb, versions
+from moonopt.runs.meter import Cost, Meter, resident_mb
+from moonopt.runs.provenance import commit, hardware, versions
 from moonopt.runs.reproducible import epoch_order, generator_of, random_state, restore_random_state
 from moonopt.runs.schedules import Schedule
 from moonopt.runs.select import Selection
 from moonopt.runs.settings import make_method
+from moonopt.runs.single import task_of
 from moonopt.runs.store import METRICS, RESULT, MetricsLog, RunFolder, write_json
 from moonopt.tasks.losses import Losses, read_losses
 from moonopt.tasks.presence import selection, spread
@@ -45,8 +47,8 @@ class Progress:
     epoch: int = 0  # finished ones
     batch: int = 0  # of the epoch, finished ones
     step: int = 0
-    seconds: float = 0.0  # of training alone
-    peak_memory_mb: float = 0.0
+    cost: Cost = field(default_factory=Cost)
+    commits: list[str] = field(default_factory=list)  # of the code that has worked on it
     evaluations: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -61,12 +63,14 @@ class Training:
         if missing is not None:
             raise UserError(missing)
         self.splits: Splits = self.bench.load(data_folder, cell.seed)
+        _check_not_empty(self.splits)
+        self.before_mb = resident_mb()
         self.model = self.bench.model().to(self.device)
         if cell.machine.compile:
             torch._functorch.config.donated_buffer = False  # gradient-based methods go through a graph several times
             self.model.compile()
         self.method = make_method(cell.method, self.model, self.bench.tasks, settings)
-        self.score = self._task_score if settings.get("balancer.task") else self.bench.score
+        self.task = task_of(cell.method, settings)
         has_validation = self.splits.valid is not None
         self.select = Selection.read(settings["train.select"], has_validation)
         self.steps_per_epoch = len(self._order(0))
@@ -82,6 +86,9 @@ class Training:
         if state is not None:
             self.load_state(state)
         settings, progress = self.cell.settings, self.progress
+        code = commit()
+        if code is not None and code not in progress.commits:
+            progress.commits.append(code)
         log = MetricsLog(folder.path / METRICS, 0 if state is None else state["metrics_length"])
         events = EventFiles(folder.path, progress.step)
         tell({"kind": "start", "step": progress.step, "steps": self.steps, "epochs": settings["train.epochs"]})
@@ -95,33 +102,37 @@ class Training:
             events.flush()
             checkpoint.save(folder.path, self.state() | {"metrics_length": log.saved()})
 
-        saved = clock = time.perf_counter()
+        saved, meter = time.perf_counter(), Meter(progress.cost, self.device, self.before_mb)
         with contextlib.closing(log), contextlib.closing(events):
             while progress.epoch < settings["train.epochs"]:
                 order = self._order(progress.epoch)
                 while progress.batch < len(order):
-                    losses = self.method.minimize(self.task_losses, self.batch(order, progress))
+                    rate = float(self.method.param_groups[0]["lr"])
+                    batch = self.batch(order, progress.epoch, progress.batch)
+                    losses = self.method.minimize(self.task_losses, batch)
                     self.schedule.after_step()
+                    meter.step()
                     self._remember(losses)
                     if progress.step % settings["train.log_every"] == 0 or progress.step == self.steps:
-                        record = self._line()
-                        progress.seconds, clock = progress.seconds + time.perf_counter() - clock, time.perf_counter()
-                        write(record | {"seconds": progress.seconds, "memory_mb": progress.peak_memory_mb})
+                        meter.pause()
+                        write(self._line(rate))
+                        meter.run()
                     asked = stop.requested  # once: a signal may come at any moment
                     due = time.perf_counter() - saved >= checkpoint_seconds and progress.batch < len(order)
                     if asked or due:
-                        progress.seconds += time.perf_counter() - clock
+                        meter.pause()
                         save()
-                        saved = clock = time.perf_counter()
+                        saved = time.perf_counter()
+                        meter.run()
                     if asked:
                         raise InterruptedRun
                 progress.epoch, progress.batch = progress.epoch + 1, 0
-                self._wait()
-                progress.seconds += time.perf_counter() - clock
+                meter.pause()
                 if progress.epoch % settings["train.evaluate_every"] == 0 or progress.epoch == settings["train.epochs"]:
-                    write(self._evaluate(folder) | {"seconds": progress.seconds})
+                    write(self._evaluate(folder))
                 save()
-                saved = clock = time.perf_counter()
+                saved = time.perf_counter()
+                meter.run()
         result = self._result()
         write_json(folder.path / RESULT, result)
         return result
@@ -131,10 +142,10 @@ class Training:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.cell.machine.amp):
             return self.bench.losses(self.model, batch)
 
-    def batch(self, order: list[Tensor], progress: Progress) -> Any:
-        """The next batch. It depends on the seed, the epoch and its number alone, so that a resumed run has the same."""
-        generator = generator_of(self.cell.seed, progress.epoch, progress.batch, "batch")
-        return to_device(self.splits.train.batch(order[progress.batch], generator), self.device)
+    def batch(self, order: list[Tensor], epoch: int, number: int) -> Any:
+        """A batch of an epoch. It depends on the seed, the epoch and its number alone, so that a resumed run has the same."""
+        generator = generator_of(self.cell.seed, epoch, number, "batch")
+        return to_device(self.splits.train.batch(order[number], generator), self.device)
 
     def state(self) -> dict[str, Any]:
         """Everything that a checkpoint holds."""
@@ -153,10 +164,9 @@ class Training:
         self.method.load_state_dict(state["method"])
         self.schedule.load_state_dict(state["schedule"])
         restore_random_state(state["random"])
-        self.progress = Progress(**state["progress"])
-        self.progress.losses, self.progress.counts = (
-            each.to(self.device) for each in (self.progress.losses, self.progress.counts)
-        )
+        saved = dict(state["progress"])
+        saved |= {name: saved[name].to(self.device) for name in ("losses", "counts")}
+        self.progress = Progress(**saved | {"cost": Cost(**saved["cost"])})
 
     def _order(self, epoch: int) -> list[Tensor]:
         settings = self.cell.settings
@@ -170,10 +180,9 @@ class Training:
         self.progress.batch += 1
         self.progress.step += 1
 
-    def _line(self) -> dict[str, Any]:
-        """A line for metrics.jsonl. This waits for the device."""
+    def _line(self, rate: float) -> dict[str, Any]:
+        """A line for metrics.jsonl, of steps whose last had this learning rate. This waits for the device."""
         progress, tasks = self.progress, self.bench.tasks
-        progress.peak_memory_mb = max(progress.peak_memory_mb, peak_memory_mb(self.device))
         means = (progress.losses / progress.counts).tolist()
         progress.losses.zero_()
         progress.counts.zero_()
@@ -184,23 +193,24 @@ class Training:
             "epoch": round(progress.epoch + progress.batch / self.steps_per_epoch, 6),
             "loss": {name: _number(mean) for name, mean in zip(tasks, means, strict=True)},
             "weight": None if weights is None else _numbers(dict(zip(tasks, weights.tolist(), strict=True))),
-            "lr": float(self.method.param_groups[0]["lr"]),
+            "lr": rate,
+            "seconds": progress.cost.seconds,
+            "memory_mb": progress.cost.peak_memory_mb,
         }
 
     def _evaluate(self, folder: RunFolder) -> dict[str, Any]:
         bench, splits, progress = self.bench, self.splits, self.progress
         before = random_state()
         valid = None if splits.valid is None else metrics_of(bench, self.model, splits.valid, self.device)
-        test = metrics_of(bench, self.model, splits.test or splits.train, self.device)
+        test = metrics_of(bench, self.model, splits.train if splits.test is None else splits.test, self.device)
         conflict = None
         if self.cell.settings["train.conflict"]:
-            first = Progress(progress.losses, progress.counts)
-            conflict = cosines_of(bench, self.model, self.batch(self._order(0), first))
+            conflict = cosines_of(bench, self.model, self.batch(self._order(0), epoch=0, number=0))
         restore_random_state(before)
-        score = None if valid is None else self.score(valid)
+        score = None if valid is None else self._score(valid)
         self.schedule.after_evaluation(score)
         progress.evaluations.append({"epoch": progress.epoch, "valid": valid, "test": test})
-        if self.select.kind == "best" and self.select.reported(progress.evaluations, self.score)["epoch"] == progress.epoch:
+        if self.select.kind == "best" and self.select.reported(progress.evaluations, self._score)["epoch"] == progress.epoch:
             checkpoint.save_best(folder.path, {"model": self.model.state_dict(), "epoch": progress.epoch})
         return {
             "kind": "evaluation",
@@ -209,33 +219,40 @@ class Training:
             "valid": valid and _numbers(valid),
             "test": _numbers(test),
             "conflict": conflict and [[_number(cosine) for cosine in row] for row in conflict],
+            "seconds": progress.cost.seconds,
         }
 
     def _result(self) -> dict[str, Any]:
         progress = self.progress
+        reported = self.select.reported(progress.evaluations, self._score)
         return {
             "format": FORMAT,
             "tasks": list(self.bench.tasks),
-            **self.select.reported(progress.evaluations, self.score),
+            **reported,
+            "metrics": _numbers(reported["metrics"]),
+            "valid": reported["valid"] and _numbers(reported["valid"]),
             "steps": progress.step,
             "epochs": progress.epoch,
-            "seconds": progress.seconds,
-            "seconds_per_step": progress.seconds / progress.step,
-            "peak_memory_mb": progress.peak_memory_mb,
+            "seconds": progress.cost.seconds,
+            "seconds_per_step": progress.cost.seconds_per_step,
+            "peak_memory_mb": progress.cost.peak_memory_mb,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "versions": versions(),
             "hardware": hardware(self.device),
-            "command": self.cell.command,
-            "commit": commit(),
+            "command": f"OMP_NUM_THREADS={torch.get_num_threads()} {self.cell.command}",
+            "commit": ", ".join(progress.commits) or None,
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 
-    def _task_score(self, metrics: Mapping[str, float]) -> float:
-        return self.bench.score_of_task(metrics, self.cell.settings["balancer.task"])
+    def _score(self, metrics: Mapping[str, float]) -> float:
+        return self.bench.score(metrics) if self.task is None else self.bench.score_of_task(metrics, self.task)
 
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+
+def _check_not_empty(splits: Splits) -> None:
+    for name in ("train", "valid", "test"):
+        data = getattr(splits, name)
+        if data is not None and len(data) == 0:
+            raise UserError(f"The {name} data have no examples.")
 
 
 def _device(name: str) -> torch.device:

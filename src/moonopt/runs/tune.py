@@ -17,7 +17,8 @@ from moonopt.runs.compare import Comparison, Plan, Screen, compare, make_cells
 from moonopt.runs.interrupt import Stop
 from moonopt.runs.provenance import commit, hardware, versions
 from moonopt.runs.settings import Layer, read_value
-from moonopt.runs.store import RunFolder, read_json, write_json
+from moonopt.runs.single import task_of
+from moonopt.runs.store import RunFolder, read_json
 
 Grid = Mapping[str, Sequence[Any]]  # values by key
 
@@ -104,10 +105,6 @@ def tune(
     }
 
 
-def write_tuned(path: Path, tuned: Mapping[str, Any]) -> None:
-    write_json(path, tuned)
-
-
 def read_tuned(path: Path, benchmark: str, methods: Sequence[str]) -> dict[str, Layer]:
     """For each method a layer of the settings that were chosen for it."""
     tuned = read_json(path)
@@ -137,7 +134,7 @@ def _row(trial: Trial, bench: type[Benchmark], root: Path) -> dict[str, Any]:
     on = None
     for cell in trial.cells:
         result = RunFolder(cell.folder(root)).result()
-        task = cell.settings.get("balancer.task")
+        task = task_of(cell.method, cell.settings)
         name = f"{cell.seed}" if task is None else f"{cell.seed}/{task}"
         score = math.nan if result is None else _score(bench(cell.settings), result, task)
         scores[name] = score if math.isfinite(score) else None
@@ -148,7 +145,9 @@ def _row(trial: Trial, bench: type[Benchmark], root: Path) -> dict[str, Any]:
 
 
 def _score(bench: Benchmark, result: Mapping[str, Any], task: str | None) -> float:
-    metrics = result["metrics"] if result["valid"] is None else result["valid"]
+    """The score of what was measured; null stands for what is not a number."""
+    found = result["metrics"] if result["valid"] is None else result["valid"]
+    metrics = {name: math.nan if value is None else value for name, value in found.items()}
     return bench.score(metrics) if task is None else bench.score_of_task(metrics, task)
 
 

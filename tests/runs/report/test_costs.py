@@ -28,7 +28,8 @@ def test_ratios_are_those_of_means_over_seeds(make_run):
     assert entries[TIME].value == pytest.approx(0.025 / 0.011)
     assert entries[MEMORY].value == pytest.approx(450 / 250)
     assert table.rows[1].entries[TIME].text == "1.00"
-    assert len(table.notes) == 1
+    (note,) = table.notes
+    assert "on a CPU what the process grew by after its start" in note
 
 
 def test_without_ls_the_first_row_is_the_base_and_that_is_said(make_run):
@@ -46,6 +47,18 @@ def test_plain_ls_is_the_base_before_one_with_overrides(make_run):
     for overrides in ({"optimizer.lr": 0.1}, {}):
         make_run("ls", 0, {}, overrides=overrides)
     assert table_of(make_run).columns[TIME].heading == "time / ls"
+
+
+@pytest.mark.parametrize("method", ["stl", "stl+muon"])
+def test_a_model_per_task_costs_the_sum_of_seconds_and_the_largest_memory(scenes, make_run, method):
+    tasks = ("segment", "depth")
+    for task, memory in zip(tasks, (100.0, 300.0), strict=True):
+        overrides = {"balancer.task": task}
+        make_run(method, 0, {}, scenes, tasks, overrides=overrides, seconds_per_step=0.5, peak_memory_mb=memory)
+    table = table_of(make_run)
+    (row,) = table.rows
+    assert (row.label, row.entries[MILLISECONDS].value, row.entries[MEGABYTES].value) == (method, 1000.0, 300.0)
+    assert f"{method} trains one model per task: time, parameters and steps are sums, memory is the largest." in table.notes
 
 
 def test_what_was_not_measured_is_a_dash(make_run):

@@ -23,7 +23,7 @@ def toy_runs(make_run, toy_metrics):
 
 def test_the_tables_of_an_export_are_those_of_the_runs(toy_runs, tmp_path):
     files = export(toy_runs, tmp_path / "out")
-    assert [path.name for path in files] == ["a-b-c.json", "moon.json", "moon,optimizer.lr=0.01.json"]
+    assert [path.name for path in files] == ["a%2Fb:c.json", "moon.json", "moon,optimizer.lr=0.01.json"]
     (before,), (after,) = studies(toy_runs), studies(read_runs([tmp_path / "out"]))
     for table in (results_table, cost_table, comparison_table):
         assert repr(table(after)) == repr(table(before))  # repr: NaN is not equal to itself
@@ -41,10 +41,11 @@ def test_results_are_exact_and_curves_are_thin(toy_runs, tmp_path):
     file = tmp_path / "out" / "moon.json"
     export(toy_runs, file.parent)
     content = json.loads(file.read_text())
-    assert list(content) == ["format", "benchmark", "method", "overrides", "commands", "config", "seeds"]
+    assert list(content) == ["format", "benchmark", "method", "config", "seeds"]
     assert "seed" not in content["config"]
     assert list(content["seeds"]) == ["0", "1", "10"]
-    assert content["commands"] == [f"moonopt run toy --method moon --seed {seed}" for seed in (0, 1, 10)]
+    commands = [found["result"]["command"] for found in content["seeds"].values()]
+    assert commands == [f"moonopt run toy --method moon --seed {seed}" for seed in (0, 1, 10)]
     run = next(run for run in toy_runs if run.method == "moon" and not run.overrides and run.seed == 1)
     found = content["seeds"]["1"]
     assert found["result"] == run.result
@@ -59,6 +60,13 @@ def test_exporting_an_export_changes_nothing(toy_runs, tmp_path):
     first = export(toy_runs, tmp_path / "first")
     second = export(read_runs([tmp_path / "first"]), tmp_path / "second")
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_files_have_the_whole_label_also_of_overrides_that_all_share(make_run, toy_metrics, tmp_path):
+    for method in ("moon", "ls"):
+        make_run(method, 0, toy_metrics(method, 0), overrides={"model.bias": True})
+    files = export(read_runs([make_run.args[0]]), tmp_path / "out")
+    assert [path.name for path in files] == ["ls,model.bias=true.json", "moon,model.bias=true.json"]
 
 
 def test_seeds_that_ran_elsewhere_keep_their_config(make_run, toy_metrics, tmp_path):

@@ -12,7 +12,7 @@ pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 
 from moonopt.runs.report import drawing, figures
-from moonopt.runs.report.curves import MOST_POINTS, conflict_matrix, loss_band, weight_bands
+from moonopt.runs.report.curves import MOST_POINTS, conflict_matrix, loss_band, timed_loss_band, weight_bands
 from moonopt.runs.report.drawing import Plot
 from moonopt.runs.report.study import read_runs, studies
 from moonopt.runs.report.styles import STYLES, method_styles
@@ -31,18 +31,46 @@ def test_a_band_has_mean_and_sample_deviation_over_seeds(by_name):
     moon = row(by_name["toy"], "moon")
     losses = np.array([[line["loss"]["first"] for line in outcome.train] for outcome in moon.outcomes])
     band = loss_band(moon, ["first"])
-    assert band.steps.tolist() == list(range(1, 61))
+    assert band.places.tolist() == list(range(1, 61))
     np.testing.assert_allclose(band.mean, losses.mean(0))
     np.testing.assert_allclose(band.spread, losses.std(0, ddof=1))
+
+
+@pytest.mark.parametrize(("slow", "scale"), [(0.4, "linear"), (0.6, "log")])
+def test_losses_by_time_stand_at_the_mean_time_of_their_step(make_run, toy_metrics, slow, scale):
+    paces = {"moon": (slow, 3 * slow), "ls": (0.1, 0.3)}  # seconds per step by seed
+    for method, both in paces.items():
+        for seed, pace in enumerate(both):
+            folder = make_run(method, seed, toy_metrics(method, seed))
+            (run,) = read_runs([folder])
+            lines = [{**line, "seconds": pace * line["step"]} for line in run.train]
+            (folder / "metrics.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    (study,) = studies(read_runs([make_run.args[0]]))
+    for each in study.rows:
+        by_step, by_time = loss_band(each, ["first"]), timed_loss_band(each, ["first"])
+        np.testing.assert_allclose(by_time.places, np.mean(paces[each.label]) * by_step.places)
+        np.testing.assert_allclose(by_time.mean, by_step.mean)
+    axes = Figure().add_subplot()
+    figures.losses(study).panels[1].draw(axes)
+    assert (axes.get_xlabel(), axes.get_xscale()) == ("seconds of training", scale)
+    assert sorted(line.get_xdata()[-1] for line in axes.lines) == pytest.approx([60 * 0.2, 60 * 2 * slow])
+
+
+def test_without_seconds_there_is_no_loss_by_time(make_run, toy_metrics):
+    folder = make_run("moon", 0, toy_metrics("moon", 0))
+    log = folder / "metrics.jsonl"
+    log.write_text(log.read_text().replace('"seconds"', '"other"'))
+    (study,) = studies(read_runs([folder]))
+    assert [panel.title for panel in figures.losses(study).panels] == ["mean of 2 tasks, by step", "first", "second"]
 
 
 def test_seeds_of_other_lengths_are_read_on_the_steps_of_the_shortest(make_run, toy_metrics):
     make_run("moon", 0, toy_metrics("moon", 0), steps=40)
     make_run("moon", 1, toy_metrics("moon", 1), steps=2000)
     ((moon,),) = (study.rows for study in studies(read_runs([make_run.args[0]])))
-    assert loss_band(moon, ["first", "second"]).steps[-1] == 40
+    assert loss_band(moon, ["first", "second"]).places[-1] == 40
     long = type(moon)("moon", "moon", moon.outcomes[1:])
-    assert len(loss_band(long, ["first"]).steps) == MOST_POINTS
+    assert len(loss_band(long, ["first"]).places) == MOST_POINTS
 
 
 def test_weights_and_conflict_are_means_over_seeds(by_name):
@@ -56,10 +84,11 @@ def test_weights_and_conflict_are_means_over_seeds(by_name):
 def test_few_tasks_have_panels_of_their_own_and_many_do_not(by_name):
     plots = {plot.name: plot for plot in figures.plots(by_name["toy"])}
     assert list(plots) == ["losses", "progress", "weights", "pareto", "conflict", "costs"]
-    assert [panel.title for panel in plots["losses"].panels] == ["mean of 2 tasks", "first", "second"]
+    titles = [panel.title for panel in plots["losses"].panels]
+    assert titles == ["mean of 2 tasks, by step", "mean of 2 tasks, by time", "first", "second"]
     assert "Constant and not drawn: ls." in plots["weights"].caption
     many = {plot.name: plot for plot in figures.plots(by_name["report_bench:Thirty"])}
-    assert [panel.title for panel in many["losses"].panels] == ["mean of 30 tasks"]
+    assert [panel.title for panel in many["losses"].panels] == ["mean of 30 tasks, by step", "mean of 30 tasks, by time"]
     assert many["weights"].legend == {}
     assert "t0 and t1 are drawn: their gradients disagree most" in many["pareto"].caption
     assert "against those of moon" in many["costs"].caption
@@ -87,7 +116,7 @@ def test_a_loss_that_vanishes_gets_a_logarithmic_axis_of_few_decades(make_run, t
     assert axes.get_yscale() == "log"
     low, high = axes.get_ylim()
     assert 1e4 < high / low < 1e6
-    (svg,) = drawing.inline(Plot("p", "", "", [figures.losses(study).panels[1]], {}), "p")
+    (svg,) = drawing.inline(Plot("p", "", "", [figures.losses(study).panels[2]], {}), "p")
     assert "mathdefault" not in svg
 
 

@@ -1,5 +1,6 @@
 """The page: files that are there, text that is escaped, and what a browser makes of it."""
 
+import base64
 import re
 import shutil
 
@@ -22,17 +23,18 @@ def test_every_file_of_the_report_is_there(report):
     assert report.name == "index.html"
     plots = ("losses", "progress", "weights", "pareto", "conflict", "costs")
     expected = {"index.html"}
-    for folder in ("toy", "report_bench-Scenes", "report_bench-Thirty"):
+    for folder in ("toy", "report_bench:Scenes", "report_bench:Thirty"):
         expected |= {f"{folder}/table{suffix}" for suffix in (".csv", ".md", ".tex")}
         expected |= {f"{folder}/figures/{plot}{suffix}" for plot in plots for suffix in (".svg", ".png")}
     assert {str(path.relative_to(report.parent)) for path in report.parent.rglob("*") if path.is_file()} == expected
 
 
-def test_links_lead_to_files_and_nothing_comes_from_elsewhere(report):
+def test_links_have_the_tables_in_them_and_nothing_comes_from_elsewhere(report):
     text = report.read_text()
     links = re.findall(r'<a [^>]*href="([^"#][^"]*)"', text)
-    assert links
-    assert all((report.parent / link).is_file() for link in links)
+    files = [path.read_bytes() for path in report.parent.rglob("table.*")]
+    assert len(links) == len(files) == 9
+    assert sorted(base64.b64decode(link.partition("base64,")[2]) for link in links) == sorted(files)
     without_names = re.sub(r'xmlns(:\w+)?="[^"]*"', "", text)
     assert "http" not in without_names
     assert not re.search(r"@import|<link(?! rel=\"icon\" href=\"data:)|src=", without_names)
@@ -58,6 +60,27 @@ def test_the_page_says_how_to_repeat_and_what_is_missing(report):
         "There is no run of ls here",
     ):
         assert said in text
+
+
+def test_overrides_that_all_rows_share_are_said_once_in_the_summary_and_below_the_table(make_run, toy_metrics, tmp_path):
+    for method in ("moon", "ls"):
+        make_run(method, 0, toy_metrics(method, 0), overrides={"data.spread": 1})
+    text = write_report(read_runs([make_run.args[0]]), tmp_path / "report").read_text()
+    assert "2 methods, 2 finished runs, all with data.spread=1." in text
+    assert "<li>All with data.spread=1.</li>" in text
+    assert "moon, data.spread=1" not in text
+
+
+def test_a_table_can_be_saved_from_a_page_that_is_alone(browser, report, tmp_path):
+    alone = tmp_path / "alone.html"
+    shutil.copy(report, alone)
+    opened = browser.new_page()
+    opened.goto(alone.as_uri())
+    with opened.expect_download() as download:
+        opened.locator("#toy .files a").first.click()
+    assert download.value.suggested_filename == "toy.csv"
+    assert download.value.path().read_bytes() == (report.parent / "toy" / "table.csv").read_bytes()
+    opened.close()
 
 
 def test_no_finished_run_makes_a_page_that_says_so(make_run, tmp_path):
@@ -199,7 +222,7 @@ def test_light_and_dark_differ_and_the_button_switches(page):
 def test_the_page_never_scrolls_sideways_but_wide_tables_do(page, width):
     opened = page(width)
     assert opened.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    wide = opened.locator("#report_bench-Thirty .scroll").first
+    wide = opened.locator("[id='report_bench:Thirty'] .scroll").first
     assert wide.evaluate("each => each.scrollWidth > each.clientWidth")
     wide.evaluate("each => { each.scrollLeft = 300 }")
     label, container = wide.locator("tbody th").first.bounding_box(), wide.bounding_box()

@@ -29,5 +29,5 @@ def test_settings_are_told_apart_by_whether_rows_differ_in_them(make_run, toy_me
         ("optimizer.lr", ["0.02", "0.001"])
     ]
     assert [row.label for row in found.partial.rows] == ["balancer.c"]
-    expected = {"amp": "False", "compile": "False", "device": "cpu", "optimizer.weight_decay": "0", "train.epochs": "3"}
+    expected = {"amp": "false", "compile": "false", "device": "cpu", "optimizer.weight_decay": "0", "train.epochs": "3"}
     assert found.shared == expected

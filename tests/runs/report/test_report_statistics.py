@@ -54,7 +54,23 @@ def test_equal_differences_give_no_test_and_no_warning(make_run):
     (same, shifted), _ = comparisons(make_run, {"moon": {0: 1.0, 1: 2.0}, "ls": {0: 1.0, 1: 2.0}, "famo": {0: 0.5, 1: 1.5}})
     assert (same.difference, same.low, same.high, same.p) == (0.0, 0.0, 0.0, None)
     assert (shifted.difference, shifted.p) == (0.5, None)
-    assert "the same difference with every seed" in shifted.note
+    assert shifted.note == "equal differences with every seed: no test"
+
+
+@pytest.mark.filterwarnings("error")
+def test_differences_that_are_equal_but_for_rounding_give_no_test(make_run):
+    moon, ls = [90.1, 90.3, 95.7], [90.0, 90.2, 95.6]
+    assert len({a - b for a, b in zip(moon, ls, strict=True)}) > 1
+    (found,), table = comparisons(make_run, {"moon": dict(enumerate(moon)), "ls": dict(enumerate(ls))})
+    assert found.difference == pytest.approx(0.1)
+    assert (found.p, found.adjusted_p, found.note) == (None, None, "equal differences with every seed: no test")
+    assert not any(entry.best for entry in table.rows[0].entries)
+
+
+def test_small_differences_that_are_not_equal_are_tested(make_run):
+    moon, ls = {0: 100.0 + 1e-6, 1: 100.0 + 2e-6}, {0: 100.0, 1: 100.0}
+    (found,), _ = comparisons(make_run, {"moon": moon, "ls": ls})
+    assert found.p == pytest.approx(stats.ttest_rel(list(moon.values()), list(ls.values())).pvalue)
 
 
 def test_seeds_that_are_not_finite_are_left_out_and_named(make_run):

@@ -2,7 +2,9 @@
 
 import csv
 import io
+import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from moonopt.bench.toy import Toy
 from moonopt.errors import UserError
 from moonopt.runs.report.layout import DASH
 from moonopt.runs.report.study import read_runs, studies
-from moonopt.runs.report.tables import results_table, to_csv, to_latex, to_markdown
+from moonopt.runs.report.tables import check_reference, results_table, to_csv, to_latex, to_markdown
 
 SCENES = ("segment", "depth")
 
@@ -50,19 +52,20 @@ def test_one_seed_has_no_deviation(make_run, toy_metrics):
     assert table.notes[0].startswith("One seed: no standard deviation.")
 
 
-def test_the_best_is_by_direction_finite_and_not_that_of_stl(scenes, make_run):
+@pytest.mark.parametrize("single", ["stl", "stl+muon"])
+def test_the_best_is_by_direction_finite_and_not_that_of_one_model_per_task(scenes, make_run, single):
     values = {"moon": (70.0, 0.02), "ls": (72.0, 0.01), "famo": (math.nan, math.nan)}
     for method, (miou, error) in values.items():
         make_run(method, 0, {"mIoU": miou, "depth error": error}, scenes, SCENES)
     for task in SCENES:
         metrics = {"mIoU": 99.0, "pixel accuracy": 99.0, "depth error": 0.001}
-        make_run("stl", 0, metrics, scenes, SCENES, overrides={"balancer.task": task})
+        make_run(single, 0, metrics, scenes, SCENES, overrides={"balancer.task": task})
     table = table_of(make_run.args[0])
     for heading in ("mIoU (%) ↑", "depth error ↓"):
         assert {row.label for row in table.rows if dict(entries(table, row.label, row.published))[heading].best} == {"ls"}
     assert entries(table, "famo")["mIoU (%) ↑"].text == "NaN"
-    assert entries(table, "stl")["mean score ↑"].text == DASH
-    assert "stl, one model per task, does not compete" in table.notes[0]
+    assert entries(table, single)["mean score ↑"].text == DASH
+    assert f"The best mean is bold ({single}, one model per task, does not compete)." in table.notes[0]
 
 
 def test_what_is_shown_as_equal_to_the_best_is_bold_too(make_run):
@@ -74,23 +77,60 @@ def test_what_is_shown_as_equal_to_the_best_is_bold_too(make_run):
 
 def test_nothing_is_the_best_of_one(make_run, toy_metrics):
     make_run("moon", 0, toy_metrics("moon", 0))
-    assert not any(entry.best for row in table_of(make_run.args[0]).rows for entry in row.entries)
+    table = table_of(make_run.args[0])
+    assert not any(entry.best for row in table.rows for entry in row.entries)
+    assert table.notes[0] == "One seed: no standard deviation."
 
 
-def test_delta_refers_to_the_mean_of_the_stl_runs(many_runs, scenes):
+def test_delta_refers_to_the_stl_run_of_the_same_seed(many_runs, scenes):
     (study,) = (each for each in studies(read_runs([many_runs])) if each.name == scenes)
     metrics = find(scenes).metrics
     rows = {row.label: row for row in study.rows}
-    names = [metric.name for metric in metrics if metric.task]
-    reference = {name: np.mean(list(rows["stl"].values(name).values())) for name in names}
-    expected = [delta_m(outcome.metrics, reference, metrics) for outcome in rows["moon"].outcomes]
+    reference = {outcome.seed: outcome.metrics for outcome in rows["stl"].outcomes}
+    expected = [delta_m(outcome.metrics, reference[outcome.seed], metrics) for outcome in rows["moon"].outcomes]
     for asked in (None, "stl"):
         table = results_table(study, asked)
         entry = entries(table, "moon")["Δm (%) ↓"]
         assert entry.value == pytest.approx(np.mean(expected))
         assert entry.spread == pytest.approx(np.std(expected, ddof=1))
         assert entries(table, "stl")["Δm (%) ↓"].text == DASH
-        assert any("against the mean of the stl runs here" in note for note in table.notes)
+        assert any(note.endswith("against stl with the same seed.") for note in table.notes)
+
+
+def write_scenes(make_run, scenes, method, seed, factor):
+    """Metrics that are all worse by a factor; of a single-task method, one run per task."""
+    metrics = {"mIoU": 70 / factor, "pixel accuracy": 90 / factor, "depth error": 0.01 * factor}
+    for task in SCENES if method.startswith("stl") else (None,):
+        overrides = {} if task is None else {"balancer.task": task}
+        make_run(method, seed, metrics, scenes, SCENES, overrides=overrides)
+
+
+def test_delta_of_a_seed_that_stl_lacks_refers_to_the_mean_of_stl(scenes, make_run):
+    for seed, factor in ((0, 1.0), (1, 3.0)):
+        write_scenes(make_run, scenes, "stl", seed, factor)
+    for seed in (0, 5):
+        write_scenes(make_run, scenes, "moon", seed, 2.0)
+    table = table_of(make_run.args[0], None, "stl")
+    same = {"mIoU": 70, "pixel accuracy": 90, "depth error": 0.01}
+    mean = {"mIoU": 70 * 2 / 3, "pixel accuracy": 90 * 2 / 3, "depth error": 0.02}
+    own, metrics = {"mIoU": 35, "pixel accuracy": 45, "depth error": 0.02}, find(scenes).metrics
+    expected = [delta_m(own, same, metrics), delta_m(own, mean, metrics)]
+    assert entries(table, "moon")["Δm (%) ↓"].value == pytest.approx(np.mean(expected))
+    assert any("with seed 5, which stl lacks, against its mean" in note for note in table.notes)
+
+
+def test_delta_refers_to_plain_stl_and_to_stl_with_another_optimizer_without_it(scenes, make_run):
+    write_scenes(make_run, scenes, "moon", 0, 2.0)
+    write_scenes(make_run, scenes, "stl+muon", 0, 2.0)
+    table = table_of(make_run.args[0], None, "stl")
+    assert entries(table, "moon")["Δm (%) ↓"].value == pytest.approx(0)
+    assert any(note.endswith("against stl+muon with the same seed.") for note in table.notes)
+    write_scenes(make_run, scenes, "stl", 0, 1.0)
+    table = table_of(make_run.args[0])
+    assert entries(table, "moon")["Δm (%) ↓"].value == pytest.approx((50 + 50 + 100) / 3)
+    assert any(note.endswith("against stl with the same seed.") for note in table.notes)
+    assert [entries(table, label)["Δm (%) ↓"].text for label in ("stl", "stl+muon")] == [DASH, DASH]
+    assert "(stl and stl+muon, one model per task, do not compete)" not in table.notes[0]  # moon alone has nothing to beat
 
 
 def test_delta_refers_to_what_is_published(many_runs, scenes):
@@ -105,7 +145,9 @@ def test_delta_refers_to_what_is_published(many_runs, scenes):
 
 def test_without_a_reference_there_is_no_delta(many_runs):
     assert not any("Δm" in column.heading for column in table_of(many_runs, "toy").columns)
-    assert any("No Δm" in note for note in table_of(many_runs, "toy", "stl").notes)
+    assert not any("Δm" in note for note in table_of(many_runs, "toy").notes)
+    assert "No Δm: there is no stl run here." in table_of(many_runs, "toy", "stl").notes
+    assert "No Δm: nothing is published for toy that it could refer to." in table_of(many_runs, "toy", "published").notes
     with pytest.raises(UserError, match="Unknown reference for Δm 'sti': expected one of published, stl"):
         table_of(many_runs, "toy", "sti")
 
@@ -117,8 +159,72 @@ def test_a_reference_that_rounds_to_zero_gives_no_delta(scenes, make_run):
         make_run("stl", 0, metrics, scenes, SCENES, overrides={"balancer.task": task})
     table = table_of(make_run.args[0], None, "stl")
     assert not any("Δm" in column.heading for column in table.columns)
-    assert "No Δm: in its reference, the mean of the stl runs here, a metric is missing or rounds to zero." in table.notes
+    assert "No Δm: in its reference, stl, depth error is zero." in table.notes
     assert any("Δm" in column.heading for column in table_of(make_run.args[0], None, "published").columns)
+
+
+def test_without_metrics_of_tasks_there_is_no_delta(make_run):
+    make_run("moon", 0, {"average loss": 0.5}, "synthetic30", ("y0",))
+    for reference in ("stl", "published"):
+        notes = table_of(make_run.args[0], None, reference).notes
+        assert "No Δm: synthetic30 has no metric that belongs to a task." in notes
+
+
+def test_stl_runs_that_gave_no_numbers_are_no_reference(scenes, make_run):
+    make_run("moon", 0, {"mIoU": 70.0, "pixel accuracy": 90.0, "depth error": 0.01}, scenes, SCENES)
+    for task in SCENES:
+        make_run("stl", 0, {"mIoU": None, "pixel accuracy": 99.0}, scenes, SCENES, overrides={"balancer.task": task})
+    table = table_of(make_run.args[0], None, "stl")
+    assert "No Δm: no stl run here gave all its numbers." in table.notes
+    assert entries(table, "stl")["mIoU (%) ↑"].text == "NaN"
+    assert any("against stl in Doe et al." in note for note in table_of(make_run.args[0]).notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "bench", "methods", "text"),
+    [
+        ("sti", "toy", ["stl"], "Unknown reference for Δm 'sti': expected one of published, stl. Did you mean 'stl'?"),
+        ("published", "toy", ["stl"], "moonopt has no published reference for toy."),
+        ("stl", "toy", ["moon", "ls"], "Δm against stl needs stl among the methods, found moon, ls."),
+    ],
+)
+def test_a_reference_that_cannot_be_is_refused_before_anything_runs(name, bench, methods, text):
+    with pytest.raises(UserError, match=re.escape(text)):
+        check_reference(name, find(bench), methods)
+
+
+def test_a_reference_that_can_be_is_let_through(scenes):
+    check_reference(None, find("toy"), ["moon"])
+    check_reference("stl", find("toy"), ["moon", "stl+muon"])
+    check_reference("published", find(scenes), ["moon"])
+
+
+def test_it_is_said_what_runs_of_a_table_were_made_with_where_that_differs(make_run, toy_metrics):
+    make_run("moon", 0, toy_metrics("moon", 0))
+    make_run("ls", 0, toy_metrics("ls", 0))
+    assert not any("made alike" in note for note in table_of(make_run.args[0]).notes)
+    versions, hardware = {"moonopt": "0.1.0", "torch": "2.12.0"}, {"device": "NVIDIA H200"}
+    folder = make_run("famo", 0, toy_metrics("famo", 0), commit=None, versions=versions, hardware=hardware)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"device": "cuda", "amp": True}))
+    differing = "commit (abc1234, not recorded); torch (2.13.0, 2.12.0); device (cpu, NVIDIA H200); amp (false, true)"
+    assert f"The runs were not all made alike: they differ in {differing}." in table_of(make_run.args[0]).notes
+
+
+def test_overrides_that_all_rows_share_are_said_below(make_run, toy_metrics):
+    for method in ("moon", "ls"):
+        make_run(method, 0, toy_metrics(method, 0), overrides={"data.spread": 1, "model.bias": True})
+    table = table_of(make_run.args[0])
+    assert [row.label for row in table.rows] == ["moon", "ls"]
+    assert "All with data.spread=1, model.bias=true." in table.notes
+
+
+def test_null_is_not_a_number(make_run):
+    make_run("moon", 0, {"first": None, "second": 0.5})
+    make_run("moon", 1, {"first": 0.5, "second": 0.5})
+    found = entries(table_of(make_run.args[0]), "moon")
+    assert found["first ↓"].text == "NaN"
+    assert found["second ↓"].text.startswith("0.5")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import math
 
 from moonopt.runs.report.layout import DASH, Column, Entry, Table, TableRow
-from moonopt.runs.report.study import STL, Row, Study, number
+from moonopt.runs.report.study import Row, Study, number
 from moonopt.runs.report.tables import mean_and_spread, shown
 
 
@@ -28,11 +28,15 @@ def cost_table(study: Study) -> Table:
             found = [sum(number((run.result or {}).get(key)) for run in outcome.runs) for outcome in row.outcomes]
             entries.append(shown(mean_and_spread(found)[0], None, 0))
         rows.append(TableRow(row.label, entries, len(row.outcomes)))
-    notes = ["Mean ± sample standard deviation over seeds; memory is the peak of the process or device during training."]
+    notes = [
+        "Mean ± sample standard deviation over seeds; memory is what training took at its peak: on a GPU that of all tensors, "
+        "on a CPU what the process grew by after its start."
+    ]
     if base is not None and base.method != "ls":
         notes.append(f"There is no run of ls here: the ratios are to {name}, the first row.")
-    if any(row.method == STL for row in study.rows):
-        notes.append("stl trains one model per task: its time, parameters and steps are sums, its memory the largest.")
+    if single := [row.label for row in study.rows if row.is_single]:
+        names, verb = " and ".join(single), "train" if len(single) > 1 else "trains"
+        notes.append(f"{names} {verb} one model per task: time, parameters and steps are sums, memory is the largest.")
     if len(_hardware(study)) > 1:
         notes.append("Not all runs were made on the same hardware: compare with care.")
     return Table("Cost of a step", "method", columns, rows, notes)

@@ -1,7 +1,8 @@
 """What the lines of runs say over time, as arrays: losses, metrics, task weights, with mean and deviation over seeds."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -18,9 +19,9 @@ MOST_POINTS = 200
 
 @dataclass(frozen=True)
 class Band:
-    """Mean and sample standard deviation over seeds at some steps; with one seed the deviation is zero."""
+    """Mean and sample standard deviation over seeds at some steps or seconds; with one seed the deviation is zero."""
 
-    steps: Array
+    places: Array
     mean: Array
     spread: Array
 
@@ -28,6 +29,16 @@ class Band:
 def loss_band(row: Row, tasks: Sequence[str]) -> Band | None:
     """The training loss, averaged over tasks; None if no run has a line of it."""
     return _band([_points(each.train, lambda line: _mean_of(line.get("loss") or {}, tasks)) for each in row.outcomes])
+
+
+def timed_loss_band(row: Row, tasks: Sequence[str]) -> Band | None:
+    """The same at seconds of training: every step stands at its mean time over seeds."""
+    band = loss_band(row, tasks)
+    timed = [[line for line in each.train if math.isfinite(number(line.get("seconds")))] for each in row.outcomes]
+    clocks = [_points(lines, lambda line: number(line["seconds"])) for lines in timed if lines]
+    if band is None or not clocks:
+        return None
+    return replace(band, places=np.mean([np.interp(band.places, *clock) for clock in clocks], axis=0))
 
 
 def metric_band(row: Row, metric: str) -> Band | None:

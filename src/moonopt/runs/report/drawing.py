@@ -89,7 +89,7 @@ def inline(plot: Plot, prefix: str) -> list[str]:
 
 
 def _whole(plot: Plot) -> Figure:
-    columns = min(len(plot.panels), COLUMNS)
+    columns = 2 if len(plot.panels) == 4 else min(len(plot.panels), COLUMNS)  # four make a square
     rows = math.ceil(len(plot.panels) / columns)
     width = PANEL[0] * max(columns, 1.5)
     legend_columns = max(1, int(width / (LEGEND_LINE + LETTER * max(map(len, plot.legend), default=0))))

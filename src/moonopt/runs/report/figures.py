@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from moonopt.bench import Metric
 from moonopt.runs.report.costs import base_row, cost_ratio
-from moonopt.runs.report.curves import Array, Band, conflict_matrix, loss_band, metric_band, weight_bands
+from moonopt.runs.report.curves import Array, Band, conflict_matrix, loss_band, metric_band, timed_loss_band, weight_bands
 from moonopt.runs.report.drawing import INK, Panel, Plot, line_style
 from moonopt.runs.report.study import Study
 from moonopt.runs.report.styles import BLUE, Style, method_styles, task_styles
@@ -18,6 +18,9 @@ MOST_PANELS, MOST_LINES, MOST_NUMBERS, MOST_NAMES = 6, 8, 6, 12
 
 #: Losses that fall by more than this factor get a logarithmic axis, which shows no more than so many powers of ten.
 LOGARITHMIC, MOST_DECADES = 20.0, 5
+
+#: Where one method takes longer than another by more than this factor, time has a logarithmic axis.
+MUCH_LONGER = 5.0
 
 #: Relative changes below this are rounding.
 CONSTANT = 1e-9
@@ -30,15 +33,19 @@ def plots(study: Study) -> list[Plot]:
 
 
 def losses(study: Study) -> Plot:
-    """Training losses with bands over seeds: the mean over tasks, and each task where they are few."""
+    """Training losses with bands over seeds: the mean over tasks by step and by time, and each task where they are few."""
     tasks = study.tasks
-    shown: dict[str, Sequence[str]] = {f"mean of {len(tasks)} tasks": tasks}
-    shown |= {task: [task] for task in tasks} if len(tasks) <= MOST_PANELS else {}
+    mean = f"mean of {len(tasks)} tasks"
+    shown = [(f"{mean}, by step", tasks, loss_band, _draw_losses), (f"{mean}, by time", tasks, timed_loss_band, _draw_timed)]
+    shown += [(task, [task], loss_band, _draw_losses) for task in tasks] if len(tasks) <= MOST_PANELS else []
     panels = []
-    for title, chosen in shown.items():
-        bands = {row.label: band for row in study.rows if (band := loss_band(row, chosen)) is not None}
-        panels += [Panel(title, partial(_draw_losses, bands, _styles(study)))] if bands else []
-    caption = "Training loss by step: the mean over seeds, in a band of one standard deviation to each side."
+    for title, chosen, read, draw in shown:
+        bands = {row.label: band for row in study.rows if (band := read(row, chosen)) is not None}
+        panels += [Panel(title, partial(draw, bands, _styles(study)))] if bands else []
+    caption = "Training loss: the mean over seeds, in a band of one standard deviation to each side."
+    caption += " Time is the mean time of a step since training began, without evaluations"
+    single = [row.label for row in study.rows if row.is_single]
+    caption += f"; of {' and '.join(single)} the sum over the models of all tasks." if single else "."
     return Plot("losses", "Loss curves", caption, panels, _styles(study))
 
 
@@ -107,6 +114,16 @@ def costs(study: Study) -> Plot:
     return Plot("costs", "Cost of a step", caption, panels, {})
 
 
+def _draw_timed(bands: Mapping[str, Band], styles: Mapping[str, Style], axes: Axes) -> None:
+    _draw_losses(bands, styles, axes)
+    axes.set_xlabel("seconds of training")
+    ends = [band.places[-1] for band in bands.values()]
+    if min(band.places[0] for band in bands.values()) > 0 and max(ends) > MUCH_LONGER * min(ends):
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
+
+
 def _draw_losses(bands: Mapping[str, Band], styles: Mapping[str, Style], axes: Axes) -> None:
     _draw_bands(bands, styles, "training loss", axes)
     means = np.concatenate([band.mean for band in bands.values()])
@@ -121,17 +138,17 @@ def _draw_losses(bands: Mapping[str, Band], styles: Mapping[str, Style], axes: A
 def _draw_bands(bands: Mapping[str, Band], styles: Mapping[str, Style], label: str, axes: Axes) -> None:
     for name, band in reversed(list(bands.items())):  # the first on top
         style = styles[name]
-        marker = style.marker if len(band.steps) == 1 else None
-        axes.plot(band.steps, band.mean, color=style.colour, linestyle=line_style(style), marker=marker)
+        marker = style.marker if len(band.places) == 1 else None
+        axes.plot(band.places, band.mean, color=style.colour, linestyle=line_style(style), marker=marker)
         if band.spread.any():
             low, high = band.mean - band.spread, band.mean + band.spread
-            axes.fill_between(band.steps, low, high, color=style.colour, alpha=0.18 if len(bands) <= 8 else 0.1, linewidth=0)
+            axes.fill_between(band.places, low, high, color=style.colour, alpha=0.18 if len(bands) <= 8 else 0.1, linewidth=0)
     axes.set_xlabel("step")
     axes.set_ylabel(label)
 
 
 def _draw_range(bands: Mapping[str, Band], label: str, axes: Axes) -> None:
-    steps = next(iter(bands.values())).steps
+    steps = next(iter(bands.values())).places
     means = np.stack([band.mean for band in bands.values()])
     low, lower, median, upper, high = np.nanquantile(means, [0, 0.25, 0.5, 0.75, 1], axis=0)
     axes.fill_between(steps, low, high, color=BLUE, alpha=0.15, linewidth=0)

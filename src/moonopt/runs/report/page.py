@@ -1,11 +1,12 @@
 """The report: one page that needs nothing beside it, and the tables and figures of every benchmark as files."""
 
-import re
-from collections.abc import Sequence
+import base64
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from moonopt.errors import UserError
+from moonopt.runs.cell import safe
 from moonopt.runs.report import drawing
 from moonopt.runs.report.costs import cost_table
 from moonopt.runs.report.drawing import Plot
@@ -19,17 +20,23 @@ from moonopt.runs.store import write_whole, writing
 
 INDEX = "index.html"
 FORMS = {".csv": to_csv, ".md": to_markdown, ".tex": to_latex}
+NAMES = {".csv": ("CSV", "text/csv"), ".md": ("Markdown", "text/markdown"), ".tex": ("LaTeX", "application/x-tex")}
 
 
 @dataclass(frozen=True)
 class Section:
-    """What the page says about one benchmark; ``figures`` has the panels of a plot as SVG elements."""
+    """What the page says about one benchmark.
+
+    ``figures`` has the panels of a plot as SVG elements; ``files`` the table in other forms, each as the name of a file and its
+    content in an address, so that a page that is sent alone has them.
+    """
 
     name: str
     title: str
     folder: str
     summary: str
     results: Table
+    files: Mapping[str, tuple[str, str]]
     comparisons: Table
     costs: Table
     settings: Settings
@@ -54,11 +61,8 @@ def write_report(runs: Sequence[Run], out: Path, reference: str | None = None, o
         raise UserError("There are no runs to report.")
     out = Path(out)
     sections, contents = [], {}
-    folders: set[str] = set()
     for study in studies(runs, order):
-        folder = _folder(study.name, folders)
-        folders.add(folder)
-        section, files = _section(study, folder, reference)
+        section, files = _section(study, safe(study.name), reference)
         sections.append(section)
         contents.update(files)
     contents[INDEX] = _page(sections).encode()  # last, so that a page that is there has its files
@@ -72,7 +76,8 @@ def write_report(runs: Sequence[Run], out: Path, reference: str | None = None, o
 
 def _section(study: Study, folder: str, reference: str | None) -> tuple[Section, dict[str, bytes]]:
     results, drawn = results_table(study, reference), plots(study)
-    files = {f"{folder}/table{suffix}": form(results).encode() for suffix, form in FORMS.items()}
+    tables = {suffix: form(results).encode() for suffix, form in FORMS.items()}
+    files = {f"{folder}/table{suffix}": content for suffix, content in tables.items()}
     for plot in drawn:
         files |= {f"{folder}/figures/{plot.name}{suffix}": content for suffix, content in drawing.files(plot).items()}
     section = Section(
@@ -81,6 +86,7 @@ def _section(study: Study, folder: str, reference: str | None) -> tuple[Section,
         folder=folder,
         summary=_summary(study, results),
         results=results,
+        files={NAMES[suffix][0]: (f"{folder}{suffix}", _address(suffix, content)) for suffix, content in tables.items()},
         comparisons=comparison_table(study),
         costs=cost_table(study),
         settings=settings_of(study),
@@ -97,11 +103,17 @@ def _summary(study: Study, results: Table) -> str:
     column = [column.heading for column in results.columns].index(study.headline.heading)
     best = [row for row in results.rows if row.entries[column].best]
     runs = sum(len(outcome.runs) for row in study.rows for outcome in row.outcomes)
-    told = f"{_count(len(study.rows), 'method')}, {_count(runs, 'finished run')}."
+    told = f"{_count(len(study.rows), 'method')}, {_count(runs, 'finished run')}"
+    told += f", all with {', '.join(study.shared)}." if study.shared else "."
     if not best:
         return told
     named = " and ".join(row.label for row in best)
     return f"Best {study.headline.name}: {named}, {best[0].entries[column].text}. {told}"
+
+
+def _address(suffix: str, content: bytes) -> str:
+    """An address that has the content in it."""
+    return f"data:{NAMES[suffix][1]};charset=utf-8;base64,{base64.b64encode(content).decode()}"
 
 
 def _count(number: int, what: str) -> str:
@@ -116,10 +128,3 @@ def _page(sections: Sequence[Section]) -> str:
         loader=templates, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     return environment.get_template("page.html").render(sections=sections)
-
-
-def _folder(name: str, taken: set[str]) -> str:
-    """A benchmark's name as that of a folder, also "module:Class"; with a number where that is taken."""
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "benchmark"
-    numbered = (safe if number == 1 else f"{safe}-{number}" for number in range(1, len(taken) + 2))
-    return next(each for each in numbered if each not in taken)

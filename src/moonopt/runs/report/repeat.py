@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from moonopt.runs.cell import word
 from moonopt.runs.report.layout import DASH, Column, Entry, Table, TableRow
-from moonopt.runs.report.study import STL_TASK, Row, Study
+from moonopt.runs.report.study import Row, Run, Study
+from moonopt.runs.single import TASK
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,19 @@ def recipe(row: Row) -> Recipe:
         _all_of(results, "hardware"),
         " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]])) or "not recorded",
     )
+
+
+def made_differently(runs: Sequence[Run]) -> list[str]:
+    """A sentence if runs differ in commit, torch, device or precision, so that their numbers may differ for that reason."""
+    found: dict[str, dict[str, None]] = {}
+    for run in runs:
+        result = run.result or {}
+        hardware, versions = result.get("hardware") or {}, result.get("versions") or {}
+        origins = {"commit": result.get("commit"), "torch": versions.get("torch"), "device": hardware.get("device")}
+        for key, value in (origins | {key: run.config.get(key) for key in ("amp", "compile")}).items():
+            found.setdefault(key, {})[_text(value)] = None
+    differing = [f"{key} ({', '.join(values)})" for key, values in found.items() if len(values) > 1]
+    return [f"The runs were not all made alike: they differ in {'; '.join(differing)}."] if differing else []
 
 
 @dataclass(frozen=True)
@@ -67,14 +82,14 @@ def _settings(row: Row) -> dict[str, str]:
         for run in outcome.runs:
             machine = {key: run.config.get(key) for key in ("device", "amp", "compile")}
             for key, value in {**run.config["settings"], **machine}.items():
-                if key != STL_TASK:
+                if key != TASK:
                     found.setdefault(key, {})[_value(value)] = None
     return {key: " / ".join(values) for key, values in found.items()}
 
 
 def _value(value: Any) -> str:
-    """A setting as text, in which 0 and 0.0 are the same."""
-    return f"{value:.12g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+    """A setting as ``--set`` reads it, in which 0 and 0.0 are the same."""
+    return f"{value:.12g}" if isinstance(value, int | float) and not isinstance(value, bool) else word(value)
 
 
 def _all_of(results: Sequence[Mapping[str, Any]], key: str) -> str:
@@ -85,4 +100,4 @@ def _all_of(results: Sequence[Mapping[str, Any]], key: str) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {_text(each)}" for key, each in value.items())
-    return "not recorded" if value is None else str(value)
+    return "not recorded" if value is None else word(value)

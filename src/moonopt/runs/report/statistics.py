@@ -10,6 +10,9 @@ from moonopt.runs.report.study import Row, Study
 FEWEST_SEEDS = 2
 CONFIDENCE = 0.95
 
+#: Differences that vary by no more than this, relative to the values that they are of, are equal but for rounding.
+ROUNDING = 1e-9
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -85,9 +88,10 @@ def _compare(first: Row, other: Row, metric: str) -> Comparison:
     comparison = replace(comparison, difference=sum(differences) / len(differences))
     if len(seeds) < FEWEST_SEEDS:
         return _noted(comparison, f"too few seeds: a test needs {FEWEST_SEEDS} that both have")
-    if len(set(differences)) == 1:
-        same = differences[0]
-        return _noted(replace(comparison, low=same, high=same), "the same difference with every seed: no test")
+    largest = max(abs(found[seed]) for found in (ours, theirs) for seed in seeds)
+    if max(differences) - min(differences) <= ROUNDING * largest:
+        same = comparison.difference
+        return _noted(replace(comparison, low=same, high=same), "equal differences with every seed: no test")
     from scipy import stats  # type: ignore[import-untyped]  # slow to import, and only needed here
 
     test = stats.ttest_1samp(differences, 0.0)

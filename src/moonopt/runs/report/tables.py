@@ -2,22 +2,38 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from moonopt.bench import Metric, Published, delta_m
+from moonopt.bench import Benchmark, Metric, Published
 from moonopt.errors import UserError, unknown_name
+from moonopt.runs.report.delta import (
+    DELTA,
+    PUBLISHED,
+    REFERENCES,
+    Reference,
+    published_reference,
+    single_reference,
+    why_unusable,
+)
 from moonopt.runs.report.layout import DASH, PLUS_MINUS, Column, Entry, Table, TableRow, to_csv, to_latex, to_markdown
-from moonopt.runs.report.study import STL, Row, Study
+from moonopt.runs.report.repeat import made_differently
+from moonopt.runs.report.study import Row, Study
+from moonopt.runs.single import STL, has_task_metrics, is_single
 
-__all__ = ["Column", "Entry", "Table", "TableRow", "results_table", "to_csv", "to_latex", "to_markdown"]
-
-REFERENCES = ("published", STL)
+__all__ = ["Column", "Entry", "Table", "TableRow", "check_reference", "results_table", "to_csv", "to_latex", "to_markdown"]
 
 #: With more columns than this, summaries and Δm come first, where they are seen.
 MANY_METRICS = 10
 
-DELTA = Metric("Δm", higher=False, unit="%", digits=2)
+
+def check_reference(name: str | None, bench: type[Benchmark], methods: Sequence[str]) -> None:
+    """Raises ``UserError`` if runs of these methods cannot be compared with what Δm shall refer to."""
+    _check_name(name)
+    if name == PUBLISHED and published_reference(bench.published) is None:
+        raise UserError(f"Δm cannot refer to what is published: moonopt has no published reference for {bench.name}.")
+    if name == STL and not any(map(is_single, methods)):
+        raise UserError(f"Δm against {STL} needs {STL} among the methods, found {', '.join(methods) or 'none'}.")
 
 
 def results_table(study: Study, reference: str | None = None) -> Table:
@@ -29,20 +45,26 @@ def results_table(study: Study, reference: str | None = None) -> Table:
             either there is no Δm.
 
     """
-    words, values = _reference(study, reference)
-    metrics = [*study.benchmark.metrics, *([] if values is None else [DELTA])]
+    against, about_delta = _reference(study, reference)
+    metrics = [*study.benchmark.metrics, *([] if against is None else [DELTA])]
     if len(metrics) > MANY_METRICS:
         metrics.sort(key=lambda metric: metric.task is not None)
     rows = []
     for row in study.rows:
-        entries = [_entry(_numbers(row, metric, study, values), metric, len(row.outcomes)) for metric in metrics]
+        entries = [_entry(_numbers(row, metric, study, against), metric, len(row.outcomes)) for metric in metrics]
         rows.append(TableRow(row.label, entries, len(row.outcomes)))
-    rows = _with_best(rows, [index for index, row in enumerate(study.rows) if row.method != STL], metrics)
+    rows = _with_best(rows, [index for index, row in enumerate(study.rows) if not row.is_single], metrics)
+    notes = _notes(study, about_delta, any(entry.best for row in rows for entry in row.entries))
     if study.benchmark.published is not None:
         rows = _with_published(rows, [row.method for row in study.rows], study.benchmark.published, metrics)
     rows = [replace(row, entries=[*row.entries, _seeds(row)]) for row in rows]
     columns = [Column(metric.heading, metric.higher) for metric in metrics]
-    return Table(study.name, "method", [*columns, Column("seeds")], rows, _notes(study, words, values is not None))
+    return Table(study.name, "method", [*columns, Column("seeds")], rows, notes)
+
+
+def _check_name(name: str | None) -> None:
+    if name not in (*REFERENCES, None):
+        raise UserError(unknown_name(name, REFERENCES, "reference for Δm"))
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float | None, float | None]:
@@ -67,36 +89,51 @@ def shown(mean: float | None, spread: float | None, digits: int) -> Entry:
         return Entry(DASH)
     if not math.isfinite(mean):
         return Entry("NaN" if math.isnan(mean) else str(mean), mean)
-    text = f"{mean:.{digits}f}"
+    text = f"{mean:z.{digits}f}"  # z: no -0.00
     return Entry(text if spread is None else f"{text}{PLUS_MINUS}{spread:.{digits}f}", mean, spread)
 
 
-def _reference(study: Study, name: str | None) -> tuple[str, Mapping[str, float] | None]:
-    """What Δm refers to, in words, and its values; none if a number is missing, or so near zero that it is shown as zero."""
-    if name not in (*REFERENCES, None):
-        raise UserError(unknown_name(name, REFERENCES, "reference for Δm"))
-    counted = [metric for metric in study.benchmark.metrics if metric.task is not None]
-    found: dict[str, tuple[str, Mapping[str, float]]] = {}
-    single = next((row for row in study.rows if row.method == STL), None)
-    if single is not None:
-        means = {metric.name: mean_and_spread(list(single.values(metric.name).values()))[0] or 0.0 for metric in counted}
-        found[STL] = f"the mean of the {single.label} runs here", means
-    published = study.benchmark.published
-    if published is not None and published.reference is not None:
-        found["published"] = f"{published.reference} in {published.source}", published.rows[published.reference]
-    chosen = name or next((each for each in (STL, "published") if each in found), "")
-    words, values = found.get(chosen, (chosen, {}))
-    usable = counted and all(round(values.get(metric.name, 0.0), metric.digits) for metric in counted)
-    return words, values if usable else None
+def _reference(study: Study, name: str | None) -> tuple[Reference | None, list[str]]:
+    """What Δm refers to, None where there is no Δm, and what a note says about it, if anything."""
+    _check_name(name)
+    single, published = _single_reference(study), published_reference(study.benchmark.published)
+    if name is None and single is None and published is None:
+        return None, []
+    reference = published if name == PUBLISHED or (name is None and single is None) else single
+    why = _why_absent(study, name) if reference is None else why_unusable(reference, study.benchmark)
+    if reference is None or why is not None:
+        return None, [f"No Δm: {why}."]
+    seeds = {outcome.seed for row in study.rows if not row.is_single for outcome in row.outcomes}
+    return reference, [f"Δm is the mean relative loss in percent, over the metrics of tasks, against {reference.told(seeds)}."]
 
 
-def _numbers(row: Row, metric: Metric, study: Study, reference: Mapping[str, float] | None) -> list[float]:
-    """A metric of every seed; Δm of stl, which others are compared with, is none."""
+def _single_reference(study: Study) -> Reference | None:
+    """That of ``stl``, plain if there is such a row, before that of ``stl`` over another optimizer."""
+    rows = sorted((row for row in study.rows if row.is_single), key=lambda row: (row.method != STL, row.label != row.method))
+    if not rows:
+        return None
+    by_seed = {outcome.seed: outcome.metrics for outcome in rows[0].outcomes}
+    return single_reference(rows[0].label, by_seed, study.benchmark.metrics)
+
+
+def _why_absent(study: Study, name: str | None) -> str:
+    """Why there is no such reference at all, as the end of a sentence."""
+    if not has_task_metrics(study.benchmark):
+        return f"{study.benchmark.name} has no metric that belongs to a task"
+    if name == PUBLISHED:
+        return f"nothing is published for {study.benchmark.name} that it could refer to"
+    return (
+        f"no {STL} run here gave all its numbers" if any(row.is_single for row in study.rows) else f"there is no {STL} run here"
+    )
+
+
+def _numbers(row: Row, metric: Metric, study: Study, reference: Reference | None) -> list[float]:
+    """A metric of every seed; Δm of a single-task method, which others are compared with, is none."""
     if metric is not DELTA or reference is None:
         return list(row.values(metric.name).values())
-    metrics = study.benchmark.metrics
-    complete = [{each.name: outcome.metrics.get(each.name, math.nan) for each in metrics} for outcome in row.outcomes]
-    return [] if row.method == STL else [delta_m(values, reference, metrics) for values in complete]
+    if row.is_single:
+        return []
+    return [reference.delta(outcome.seed, outcome.metrics, study.benchmark.metrics) for outcome in row.outcomes]
 
 
 def _seeds(row: TableRow) -> Entry:
@@ -141,21 +178,23 @@ def _with_published(
     return [*result, *theirs.values()]
 
 
-def _notes(study: Study, reference: str, has_delta: bool) -> list[str]:
+def _notes(study: Study, about_delta: Sequence[str], has_best: bool) -> list[str]:
     left_out = [f"Not in the table: {'; '.join(study.left_out)}."] if study.left_out else []
     if not study.rows:
         return ["No run is finished.", *left_out]
-    outcomes = [outcome for row in study.rows for outcome in row.outcomes]
-    rules = sorted({_rule(str((run.result or {}).get("selection", ""))) for each in outcomes for run in each.runs} - {""})
+    runs = [run for row in study.rows for outcome in row.outcomes for run in outcome.runs]
+    rules = sorted({_rule(str((run.result or {}).get("selection", ""))) for run in runs} - {""})
     several = any(len(row.outcomes) > 1 for row in study.rows)
     notes = ["Mean ± sample standard deviation (ddof = 1) over seeds." if several else "One seed: no standard deviation."]
-    single = any(row.method == STL for row in study.rows)
-    notes[0] += " The best mean is bold" + (" (stl, one model per task, does not compete)." if single else ".")
+    single = [row.label for row in study.rows if row.is_single]
+    apart = (
+        f" ({' and '.join(single)}, one model per task, {'do' if len(single) > 1 else 'does'} not compete)" if single else ""
+    )
+    notes[0] += f" The best mean is bold{apart}." if has_best else ""
+    notes += [f"All with {', '.join(study.shared)}."] if study.shared else []
     notes += [f"Which evaluation counts: {'; '.join(rules)}."] if rules else []
-    if has_delta:
-        notes.append(f"Δm is the mean relative loss against {reference}, in percent over the metrics of tasks.")
-    elif reference:
-        notes.append(f"No Δm: in its reference, {reference}, a metric is missing or rounds to zero.")
+    notes += about_delta
+    notes += made_differently(runs)
     published = study.benchmark.published
     if published is not None:
         notes.append(f"Rows marked as the paper's are copied from {published.source}, its Δm with its own reference.")

@@ -1,0 +1,46 @@
+"""Single-task methods, ``stl`` alone or over another optimizer (``stl+muon``): one run per task, which together make a row."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moonopt.bench import Benchmark
+from moonopt.errors import UserError
+
+STL = "stl"
+
+#: The setting that says which task a run is of.
+TASK = "balancer.task"
+
+
+def is_single(method: str) -> bool:
+    """Whether a method trains one model per task.
+
+    >>> [method for method in ("stl", "ls", "stl+muon") if is_single(method)]
+    ['stl', 'stl+muon']
+    """
+    return method.partition("+")[0] == STL
+
+
+def task_of(method: str, settings: Mapping[str, Any]) -> str | None:
+    """The task that a run is of; None if it is of all."""
+    return settings.get(TASK) if is_single(method) else None
+
+
+def without_task(method: str, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides that the runs of a row share, sorted."""
+    return {key: value for key, value in sorted(overrides.items()) if not (key == TASK and is_single(method))}
+
+
+def has_task_metrics(bench: type[Benchmark]) -> bool:
+    """Whether a single task can be measured."""
+    return any(metric.task is not None for metric in bench.metrics)
+
+
+def check_single(methods: Sequence[str], bench: type[Benchmark]) -> None:
+    """Raises ``UserError`` for a single-task method on a benchmark whose metrics all sum up several tasks."""
+    found = [method for method in methods if is_single(method)]
+    if found and not has_task_metrics(bench):
+        raise UserError(
+            f"{' and '.join(found)} would give no number on {bench.name}: a model per task is measured by the metrics of its "
+            "task, and every metric here sums up all tasks. Leave it out."
+        )

@@ -1,0 +1,51 @@
+"""Tables in a terminal, or as plain text where it is a pipe."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from moonopt.runs.report.tables import Table
+
+
+def grid(*headings: str) -> Grid:
+    """An empty table."""
+    table = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def print_results(console: Console, table: Table) -> None:
+    """The results of a study; the best are bold, or have a star where there is no bold."""
+    shown = grid(table.corner, *(column.heading for column in table.columns))
+    star = "" if console.is_terminal else " *"
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for row in table.rows:
+        entries = [Text(entry.text + star * entry.best, "bold" if entry.best else "") for entry in row.entries]
+        shown.add_row(Text(row.label), *entries, style="dim" if row.published else "")
+    console.print()
+    console.print(Text(table.title, "bold"))
+    console.print(shown)
+    for note in table.notes:
+        console.print(Text(note, "dim"), soft_wrap=True)
+
+
+def print_trials(console: Console, tuned: Mapping[str, Any]) -> None:
+    """Every trial with its score; the chosen ones are bold."""
+    keys = list(dict.fromkeys(key for values in tuned["grids"].values() for key in values))
+    shown = grid("method", *keys, "score")
+    for row in tuned["trials"]:
+        chosen = tuned["chosen"].get(row["method"]) == row["settings"]
+        score = "failed" if row["score"] is None else f"{row['score']:.6g}"
+        mark = " *" if chosen and not console.is_terminal else ""
+        values = [str(row["settings"].get(key, "")) for key in keys]
+        shown.add_row(row["method"], *values, score + mark, style="bold" if chosen else "")
+    console.print(shown)
+    console.print(f"score: {tuned['score']}; the chosen ones are bold", soft_wrap=True, highlight=False)
+    for note in tuned["notes"]:
+        console.print(note, style="yellow", soft_wrap=True, highlight=False)
