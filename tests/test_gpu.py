@@ -187,12 +187,12 @@ def test_training_agrees_with_the_cpu():
     torch.testing.assert_close(optimizers[0].logits, optimizers[1].logits.cpu(), rtol=1e-6, atol=1e-9)
 
 
-def test_wide_matrices_are_iterated_in_bfloat16_and_the_diagnostics_say_so():
+def test_wide_matrices_are_iterated_in_float16_and_the_diagnostics_say_so():
     model = _model(width=256)
     optimizer = MOON(model, tasks=2)
     optimizer.minimize(_losses(model), *_data())
     diagnostics = optimizer.diagnostics()
-    assert diagnostics["polar/polar_express/torch-cuda/bfloat16"] == 1
+    assert diagnostics["polar/polar_express/torch-cuda/float16"] == 1
     assert diagnostics["polar/polar_express/torch-cuda/float32"] == 2
 
 

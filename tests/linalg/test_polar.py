@@ -495,3 +495,10 @@ def test_every_schedule_keeps_float32_within_the_row_and_column_space(name, step
         left, right = column / column.norm(), row / row.norm()
         outside = [factor - left @ (left.mT @ factor), factor - (factor @ right.mT) @ right]
         assert max(torch.linalg.matrix_norm(each, 2).item() for each in outside) <= 1e-3
+
+
+@pytest.mark.parametrize("dtype", FLOATING_DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(4, 4), (80, 200)])
+def test_zero_stays_zero_in_every_precision(dtype, shape):
+    assert polar(torch.zeros(2, *shape), dtype=dtype).eq(0).all()
+    assert polar_each([torch.zeros(shape), torch.ones(shape)], dtype=dtype)[0].eq(0).all()

@@ -8,7 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from moonopt.linalg.kernels import can_stream
 from moonopt.tasks.directional import Rate
+from moonopt.tasks.losses import HALF_DTYPES
 
 Tensors = tuple[Tensor, ...] | list[Tensor]
 Finite = Literal[True] | Tensor
@@ -27,8 +29,20 @@ def effective(finite: Finite, rate: Rate, dtype: torch.dtype) -> Rate:
 
 
 def move(parameters: Tensors, directions: Tensors, rate: Rate) -> None:
-    """p <- p - rate * direction, in the precision of the direction."""
-    if isinstance(rate, Tensor):
+    """p <- p - rate * direction, in float32 or better."""
+    if isinstance(rate, Tensor) and directions[0].dtype in HALF_DTYPES:
+        for p, direction in zip(parameters, directions, strict=True):
+            _move_one(p, direction, rate)
+    elif isinstance(rate, Tensor):
         torch._foreach_sub_(parameters, torch._foreach_mul(directions, rate))
     else:
         torch._foreach_add_(parameters, directions, alpha=-rate)
+
+
+def _move_one(parameter: Tensor, direction: Tensor, rate: Tensor) -> None:
+    if rate.device != parameter.device or not can_stream(parameter, direction):
+        parameter.addcmul_(direction, rate, value=-1)
+        return
+    from moonopt.linalg.kernels.streaming import move as kernel  # needs triton
+
+    kernel(parameter, direction, rate)

@@ -292,7 +292,7 @@ class MOON(Muon):
     def _relative(self, directions: Mapping[Tensor, Tensor], rate: Rate) -> dict[Tensor, Tensor]:
         """D_b = (lr_b / lr) * scale_b * W_b."""
         rates = {p: rate_of(group) for group in self._of_kind("matrix") for p in group["params"]}
-        return {p: direction * (rates[p] / rate) for p, direction in directions.items()}
+        return {p: direction.to(state_dtype(p)) * (rates[p] / rate) for p, direction in directions.items()}
 
     @contextlib.contextmanager
     def _evaluate(self, batch: MicroBatch) -> Iterator[Tensor]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from moonopt.errors import unknown_name
+from moonopt.linalg.kernels import can_stream
 from moonopt.linalg.polar import check_schedule, polar_each
 from moonopt.optim.groups import (
     SCALES,
@@ -205,15 +206,26 @@ class Muon(TaskOptimizer):
             if group["kind"] != "matrix":
                 continue
             momenta = [self.state[p]["momentum"] for p in parameters]
-            gradients = kept(finite, self._unscaled(raw_gradients, momenta), momenta)
-            torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
-            source = torch._foreach_lerp(gradients, momenta, group["momentum"]) if group["nesterov"] else momenta
+            source = self._advance_momenta(momenta, raw_gradients, group, finite)
             parts = [blocks(each, of) for each, of in zip(source, rows, strict=True)]
-            factors = polar_each([matrix for part in parts for matrix in part], *self._polar, ran)
+            factors = polar_each([matrix for part in parts for matrix in part], *self._polar, ran, cast=False)
             updates = joined(_scaled(factors, group["scale"]), rows, parameters)
             directions |= zip(parameters, updates, strict=True)
         self._pending.latest |= {f"polar/{what}": count for what, count in ran.items()}
         return directions
+
+    def _advance_momenta(self, momenta: list[Tensor], gradients: list[Tensor], group: Group, finite: Finite) -> Tensors:
+        """Let the momenta follow the gradients; returns what is orthonormalized."""
+        rate, plain = group["momentum"], not group["nesterov"] and getattr(self, "grad_scale", None) is None
+        if finite is not True and plain and all(can_stream(m, g) for m, g in zip(momenta, gradients, strict=True)):
+            from moonopt.linalg.kernels.streaming import advance  # needs triton
+
+            for momentum, gradient in zip(momenta, gradients, strict=True):
+                advance(momentum, gradient, rate, finite)
+            return momenta
+        followed = kept(finite, self._unscaled(gradients, momenta), momenta)
+        torch._foreach_lerp_(momenta, followed, 1 - rate)
+        return torch._foreach_lerp(followed, momenta, rate) if group["nesterov"] else momenta
 
     def _advance(
         self,

@@ -1,7 +1,7 @@
 """The matrix step against torch.optim.Muon: ``python -m moonopt.speed.polar [--json]``.
 
 Both do five Newton-Schulz steps on the same matrices, with momentum, in one interleaved run: torch's in bfloat16, which
-is all it can do, ours in its default precision and in bfloat16.
+is all it can do, ours in its default precision and in bfloat16. On a GPU: ``--device cuda --sets qwen3-1.7b llama3-8b vit-s``.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +18,12 @@ from moonopt.speed.measure import command_line, interleaved, show, timing
 SETS: dict[str, list[tuple[int, int]]] = {
     "vit-6x192": [(576, 192), (192, 192), (768, 192), (192, 768)] * 6,
     "small-40": [(32, 32), (64, 32)] * 20,
+}
+#: Sets for a GPU, whose parameters and gradients are bfloat16: all layers of the first two, eight of the third.
+LARGE_SETS: dict[str, list[tuple[int, int]]] = {
+    "vit-s": ([(384, 384)] * 4 + [(1536, 384), (384, 1536)]) * 12,
+    "qwen3-1.7b": ([(2048, 2048), (1024, 2048), (6144, 2048)] * 2 + [(2048, 6144)]) * 28,
+    "llama3-8b": ([(4096, 4096), (1024, 4096), (14336, 4096)] * 2 + [(4096, 14336)]) * 8,
 }
 
 #: In a round each contestant makes so many steps, so that a short one is not timed by its first, cold step alone.
@@ -37,7 +43,7 @@ def measure(name: str, rounds: int = 20, device: str = "cpu") -> dict[str, Any]:
     reference = times["torch.optim.Muon"]["ms"]
     return {
         "set": name,
-        "matrices": len(SETS[name]),
+        "matrices": len(_shapes(name)),
         "rounds": rounds,
         "steps_in_a_row": STEPS_IN_A_ROW,
         "times": times,
@@ -47,9 +53,13 @@ def measure(name: str, rounds: int = 20, device: str = "cpu") -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = command_line("polar", __doc__, rounds=20)
-    parser.add_argument("--sets", nargs="+", choices=SETS, default=list(SETS), help="which sets of matrices")
+    parser.add_argument("--sets", nargs="+", choices=[*SETS, *LARGE_SETS], default=list(SETS), help="which sets of matrices")
     options = parser.parse_args(arguments)
     show(options, [measure(name, options.rounds, options.device) for name in options.sets], _lines)
+
+
+def _shapes(name: str) -> list[tuple[int, int]]:
+    return (SETS | LARGE_SETS)[name]
 
 
 def _lines(result: dict[str, Any]) -> list[str]:
@@ -60,7 +70,8 @@ def _lines(result: dict[str, Any]) -> list[str]:
 
 def _stepper(name: str, device: str, build: Callable[[list[nn.Parameter]], Optimizer]) -> Callable[[], object]:
     torch.manual_seed(0)
-    parameters = [nn.Parameter(0.02 * torch.randn(shape, device=device)) for shape in SETS[name]]
+    dtype = torch.bfloat16 if name in LARGE_SETS else torch.float32
+    parameters = [nn.Parameter(0.02 * torch.randn(shape, device=device, dtype=dtype)) for shape in _shapes(name)]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
     return build(parameters).step

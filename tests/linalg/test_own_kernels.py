@@ -1,0 +1,130 @@
+"""Kernels of our own against torch and float64; they need a GPU."""
+
+import pytest
+import torch
+
+from moonopt.linalg import polar as module
+from moonopt.linalg.kernels import Products, can_stream, products_for
+from moonopt.linalg.polar import polar, polar_each
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+HALF = (torch.float16, torch.bfloat16)
+
+
+def test_where_there_is_no_gpu_torch_computes():
+    cpu = torch.device("cpu")
+    assert products_for(4096, 4096, torch.float16, cpu).name == "torch"
+    assert not can_stream(torch.zeros(2**20), torch.zeros(2**20))
+
+
+def test_the_plain_products_are_what_they_say():
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 5, dtype=torch.float64)
+    gram, out, spare = (torch.empty(2, 3, 3, dtype=torch.float64) for _ in range(3))
+    plain = Products()
+    plain.gram(x, gram)
+    assert torch.allclose(gram, x @ x.mT)
+    plain.polynomial(gram, 2.0, -0.5, out)
+    assert torch.allclose(out, 2 * gram - 0.5 * gram @ gram)
+    expected = out @ gram @ out
+    plain.sandwich(out, gram, spare, gram)
+    assert torch.allclose(gram, expected)
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("tall", [False, True])
+def test_symmetric_products_are_those_of_torch(dtype, tall):
+    torch.manual_seed(0)
+    x = torch.randn(2, 1152, 2048, device="cuda").div(2048**0.5).to(dtype)
+    x = x.mT.contiguous().mT if tall else x
+    ours, plain = products_for(1152, 2048, dtype, x.device), Products()
+    assert ours.name == "triton"
+    found, expected, spare = (x.new_empty(2, 1152, 1152) for _ in range(3))
+
+    def check(tolerance):
+        largest = expected.double().abs().max()
+        assert (found.double() - expected.double()).abs().max() <= tolerance * largest
+        assert (found.double() - found.mT.double()).abs().max() <= torch.finfo(dtype).eps * largest
+
+    ours.gram(x, found)
+    plain.gram(x, expected)
+    check(torch.finfo(dtype).eps)
+    a = expected.clone()
+    ours.polynomial(a, 2.0, -0.5, found)
+    plain.polynomial(a, 2.0, -0.5, expected)
+    check(2 * torch.finfo(dtype).eps)
+    b = expected.clone()
+    ours.sandwich(b, a, spare, found)
+    plain.sandwich(b, a, spare, expected)
+    check(4 * torch.finfo(dtype).eps)
+
+
+def spectrum(p, q, values):
+    u, v = (torch.linalg.qr(torch.randn(n, p, device="cuda", dtype=torch.float64))[0] for n in (p, q))
+    return (u * values) @ v.mT, (u * (values > 0)) @ v.mT
+
+
+@needs_gpu
+@pytest.mark.parametrize("steps", [5, 8])
+@pytest.mark.parametrize("shape", [(1024, 3072), (1024, 1024), (512, 2048), (3072, 1024)])
+@pytest.mark.parametrize("kind", ["ill-conditioned", "rank 64", "rank 1", "flat"])
+def test_fast_paths_are_no_less_accurate_than_the_standard_iteration(kind, shape, steps, monkeypatch):
+    torch.manual_seed(0)
+    p = min(shape)
+    ones, zeros = torch.ones(p, device="cuda", dtype=torch.float64), torch.zeros(p, device="cuda", dtype=torch.float64)
+    values = {
+        "ill-conditioned": torch.logspace(0, -3, p, device="cuda", dtype=torch.float64),
+        "rank 64": torch.cat([ones[:64], zeros[64:]]),
+        "rank 1": torch.cat([ones[:1], zeros[1:]]),
+        "flat": ones,
+    }[kind]
+    matrix, exact = spectrum(p, max(shape), values)
+    if shape[0] > shape[1]:
+        matrix, exact = matrix.mT.contiguous(), exact.mT
+    matrix = matrix.float()
+
+    def error(dtype):
+        return ((polar(matrix, steps=steps, dtype=dtype).double() - exact).norm() / exact.norm()).item()
+
+    found, half = error(None), torch.finfo(torch.float16).eps
+    monkeypatch.setattr(module, "GRAM_RATIO", float("inf"))
+    monkeypatch.setattr(module, "products_for", lambda *args: Products())
+    assert found <= 1.1 * error(torch.float16) + 8 * half
+    assert found <= 1.1 * max(error(torch.bfloat16), error(torch.float32)) + 8 * half
+
+
+@needs_gpu
+def test_large_matrices_of_any_scale_share_their_factor():
+    torch.manual_seed(0)
+    matrix = torch.randn(1024, 1024, device="cuda")
+    factors = polar_each([matrix, matrix * 2.0**80, matrix * 2.0**-80, torch.zeros_like(matrix)])
+    assert factors[0].equal(factors[1])
+    assert factors[0].equal(factors[2])
+    assert factors[3].eq(0).all()
+
+
+@needs_gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_streaming_kernels_do_what_torch_does(dtype):
+    from moonopt.linalg.kernels.streaming import advance, divide, move
+
+    torch.manual_seed(0)
+    shape = (700, 513)
+    momentum, gradient = torch.randn(shape, device="cuda"), torch.randn(shape, device="cuda", dtype=dtype)
+    good, bad = torch.tensor(True, device="cuda"), torch.tensor(False, device="cuda")
+    assert can_stream(momentum, gradient)
+    expected = momentum.lerp(gradient.float(), 0.05)
+    before = momentum.clone()
+    advance(momentum, torch.full_like(gradient, torch.nan), 0.95, bad)
+    assert momentum.equal(before)
+    advance(momentum, gradient, 0.95, good)
+    assert torch.allclose(momentum, expected, atol=1e-6)
+    out = torch.empty(shape, device="cuda", dtype=torch.float16)
+    divide(momentum, torch.tensor(4.0, device="cuda"), out)
+    assert out.equal((momentum / 4).half())
+    parameter, direction = gradient.clone(), torch.randn(shape, device="cuda").half()
+    rate = torch.tensor(0.1, device="cuda")
+    move(parameter, direction, rate)
+    exact = gradient.double() - 0.1 * direction.double()
+    assert (parameter.double() - exact).abs().max() <= torch.finfo(dtype).eps * exact.abs().max()
