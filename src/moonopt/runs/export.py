@@ -12,8 +12,8 @@ from moonopt.runs.report.reading import Line, Run
 from moonopt.runs.store import write_whole, writing
 
 #: What is left of curves.
-MOST_LINES = 100
-SIGNIFICANT_DIGITS = 6
+MOST_LINES = 50
+SIGNIFICANT_DIGITS = 4
 
 #: Objects down to this depth have a line per key, so that a change shows as a few lines.
 INDENTED = 4
@@ -22,7 +22,7 @@ INDENTED = 4
 def export(runs: Sequence[Run], out: Path) -> list[Path]:
     """Write the finished runs of one benchmark; the runs of ``stl`` make one file per task. Warns of those that are left out.
 
-    Results are exact. Of each curve at most 100 lines stay, always the first and the last, in 6 significant digits; the
+    Results are exact. Of each curve at most 50 lines stay, always the first and the last, in 4 significant digits; the
     conflict matrix stays in the last line that has one.
 
     Returns:

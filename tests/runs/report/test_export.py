@@ -50,9 +50,9 @@ def test_results_are_exact_and_curves_are_thin(toy_runs, tmp_path):
     found = content["seeds"]["1"]
     assert found["result"] == run.result
     steps = [line["step"] for line in found["train"]]
-    assert (len(steps), steps[0], steps[-1]) == (100, 1, 250)
+    assert (len(steps), steps[0], steps[-1]) == (50, 1, 250)
     loss = run.train[-1]["loss"]["first"]
-    assert found["train"][-1]["loss"]["first"] == float(f"{loss:.6g}") != loss
+    assert found["train"][-1]["loss"]["first"] == float(f"{loss:.4g}") != loss
     assert [line["conflict"] is None for line in found["evaluation"]] == [True] * 11 + [False]
 
 
@@ -110,9 +110,9 @@ def test_a_damaged_export_is_named(toy_runs, tmp_path):
         read_runs([file.parent])
 
 
-@pytest.mark.parametrize("count", [0, 1, 99, 100, 101, 199, 5000])
+@pytest.mark.parametrize("count", [0, 1, 49, 50, 51, 99, 5000])
 def test_thinning_keeps_the_first_and_the_last_and_repeats_nothing(count):
     kept = [line["step"] for line in thinned([{"step": step} for step in range(count)])]
-    assert len(kept) == min(count, 100)
+    assert len(kept) == min(count, 50)
     assert kept == sorted(set(kept))
     assert not count or (kept[0], kept[-1]) == (0, count - 1)
