@@ -50,7 +50,7 @@ def polar(matrix: Tensor, schedule: str = "polar_express", steps: int = 5, dtype
             eight to within rounding.
         dtype: in which to compute. By default float16 on a GPU where min(p, q) >= 256 (bfloat16 on other accelerators),
             else float32, and float64 for float64 input. Half precision fills the null space of a rank-deficient matrix
-            with rounding (singular values of 0.3 to 1 in place of 0 in bfloat16, up to 0.2 in float16); float32 keeps it
+            with rounding (singular values of 0.3 to 1 in place of 0 in bfloat16, 0.1 to 0.3 in float16); float32 keeps it
             below 1e-3 up to ten steps of every schedule.
 
     >>> polar(torch.tensor([[3.0, 0.0], [0.0, -2.0]]), schedule="svd")
