@@ -71,15 +71,12 @@ def main() -> None:
     """The command line; what a user can mend is one sentence and exit code 2, with a traceback if $MOONOPT_DEBUG is set."""
     try:
         app()
-    except UserError as error:
-        if os.environ.get("MOONOPT_DEBUG"):
-            raise
-        err.print(Text.assemble(("Error: ", "bold red"), str(error)), soft_wrap=True, highlight=False)
-        sys.exit(2)
     except BrokenPipeError:  # the reader of a pipe has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except OSError as error:  # a folder that may not be read, a disk that fails
+    except (UserError, OSError) as error:  # the latter: a folder that may not be read, a disk that fails
+        if os.environ.get("MOONOPT_DEBUG"):
+            raise
         err.print(Text.assemble(("Error: ", "bold red"), str(error)), soft_wrap=True, highlight=False)
         sys.exit(2)
 
@@ -181,8 +178,7 @@ def compare(
     plan = Plan(out_folder, _data_folder(data), _engine(engine), jobs, overwrite, checkpoint_seconds)
     with stopping() as stop, screen_for(sys.stdout) as screen:
         comparison = compare_cells(cells, plan, stop, screen)
-    if len(comparison.finished) < len(cells):
-        _exit_if_stopped(stop, "the same command goes on" + ", if without --overwrite" * overwrite)
+    _exit_if_unfinished(comparison, stop, overwrite)
     folders = [cell.folder(out_folder) for cell in cells]
     runs = read_runs([folder for folder in folders if (folder / CONFIG).exists()])
     order = [name for name in names if any(run.method == name for run in runs)]
@@ -223,8 +219,7 @@ def tune(
     machine = Machine(device, amp, compile)
     with stopping() as stop, screen_for(sys.stdout) as screen:
         comparison, tuned = tune_methods(benchmark, grids, _seeds(seeds), layers, plan, stop, screen, machine)
-    if len(comparison.finished) < len(comparison.cells):
-        _exit_if_stopped(stop, "the same command goes on" + ", if without --overwrite" * overwrite)
+    _exit_if_unfinished(comparison, stop, overwrite)
     print_trials(out, tuned)
     path = file or next(iter(comparison.cells)).folder(out_folder).parents[1] / "tuned.json"
     write_json(path, tuned | {"command": _repeating(sys.argv[1:])})
@@ -354,6 +349,11 @@ def _exit_if_stopped(stop: Stop, advice: str) -> None:
     if stop.requested:
         err.print(f"Stopped, with a checkpoint; {advice}", soft_wrap=True, highlight=False, style="yellow")
         raise typer.Exit(stop.exit_code)
+
+
+def _exit_if_unfinished(comparison: Comparison, stop: Stop, overwrite: bool) -> None:
+    if len(comparison.finished) < len(comparison.cells):
+        _exit_if_stopped(stop, "the same command goes on" + ", if without --overwrite" * overwrite)
 
 
 def _exit_if_failed(comparison: Comparison, root: Path) -> None:

@@ -93,6 +93,15 @@ class Published:
     reference: str | None = None
 
 
+def section_of(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The settings of one section, without its name.
+
+    >>> section_of({"model.depth": 2, "train.epochs": 10}, "model")
+    {'depth': 2}
+    """
+    return {key.removeprefix(f"{name}."): value for key, value in settings.items() if key.startswith(f"{name}.")}
+
+
 class Benchmark(ABC):
     """Subclass it: the class holds what is fixed, an instance the settings of a run.
 
@@ -175,7 +184,7 @@ class Benchmark(ABC):
 
     def section(self, name: str) -> dict[str, Any]:
         """The settings of one section, without its name: ``section("model")`` has what begins with ``model.``."""
-        return {key.removeprefix(f"{name}."): value for key, value in self.settings.items() if key.startswith(f"{name}.")}
+        return section_of(self.settings, name)
 
     def _lower_is_better(self, metrics: Mapping[str, float], chosen: Sequence[Metric]) -> float:
         return sum(-metrics[metric.name] if metric.higher else metrics[metric.name] for metric in chosen) / len(chosen)

@@ -13,7 +13,7 @@ from moonopt.runs.interrupt import Stop
 from moonopt.runs.run import CHECKPOINT_SECONDS
 from moonopt.runs.settings import Layer
 from moonopt.runs.single import TASK, check_single, is_single
-from moonopt.runs.store import RunFolder, State, what_differs
+from moonopt.runs.store import RunFolder, State
 
 
 class Screen(Protocol):
@@ -84,10 +84,7 @@ def compare(cells: Sequence[Cell], plan: Plan, stop: Stop, screen: Screen) -> Co
     states = [State.NEW if plan.overwrite else folder.state(cell) for folder, cell in zip(folders, cells, strict=True)]
     for cell, folder, state in zip(cells, folders, states, strict=True):
         if state is State.OTHER:
-            raise UserError(
-                f"{folder.path} holds a run with other settings ({what_differs(cell, folder.config())}). "
-                "Use --overwrite to replace it, or another folder with --out."
-            )
+            raise folder.other_settings(cell)
     comparison = Comparison(cells, [cell for cell, state in zip(cells, states, strict=True) if state is State.DONE])
     remaining = [number for number, state in enumerate(states) if state is not State.DONE]
     jobs = [Job(cells[number], plan.root, plan.data_folder, plan.overwrite, plan.checkpoint_seconds) for number in remaining]

@@ -4,7 +4,6 @@ An engine is a function from jobs to outcomes. ``local`` uses processes of this 
 """
 
 import multiprocessing
-import os
 import signal
 import time
 import warnings
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import torch
 
@@ -77,8 +76,7 @@ def local(jobs: Sequence[Job], at_once: int, stop: Stop, tell: Tell) -> Iterator
                 process.start()
                 theirs.close()
                 running[ours] = _Worker(number, job, process)
-            for connection in wait(list(running), timeout=PACE):
-                assert isinstance(connection, Connection)
+            for connection in cast(list[Connection], wait(list(running), timeout=PACE)):
                 worker = running[connection]
                 try:
                     message = connection.recv()
@@ -180,8 +178,3 @@ class _Sender:
             self._connection.send(message)
         except (BrokenPipeError, OSError):
             self._stop.signal = signal.SIGTERM
-
-
-def cores() -> int:
-    """How many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

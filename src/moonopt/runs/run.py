@@ -10,7 +10,7 @@ from moonopt.runs import checkpoint
 from moonopt.runs.cell import Cell
 from moonopt.runs.interrupt import Stop
 from moonopt.runs.reproducible import deterministic
-from moonopt.runs.store import ERROR, RunFolder, State, what_differs, writing
+from moonopt.runs.store import ERROR, RunFolder, State, writing
 from moonopt.runs.train import InterruptedRun, Tell, Training
 
 CHECKPOINT_SECONDS = 60.0
@@ -50,10 +50,7 @@ def run_cell(
         if state is State.DONE:
             return folder.result() or {}
         if state is State.OTHER:
-            raise UserError(
-                f"{folder.path} holds a run with other settings ({what_differs(cell, folder.config())}). "
-                "Use --overwrite to replace it, or another folder with --out."
-            )
+            raise folder.other_settings(cell)
         if state is State.UNFINISHED and not go_on:
             raise UserError(
                 f"{folder.path} holds an unfinished run. Go on with `moonopt resume {shlex.quote(str(folder.path))}`, or begin "

@@ -83,9 +83,10 @@ class Progress:
 class _Board:
     """The cells of a comparison with their progress, and Δm against what is known."""
 
+    bench: type[Benchmark]
+
     def __init__(self) -> None:
         self.rows: list[Progress] = []
-        self.bench: type[Benchmark] | None = None
 
     def begin(self, cells: Sequence[Cell]) -> None:
         self.rows = [Progress(cell) for cell in cells]
@@ -93,7 +94,6 @@ class _Board:
 
     def shown_metrics(self, row: Progress) -> str:
         """The headline metric of the last evaluation, and Δm where there is a reference."""
-        assert self.bench is not None
         name = self.bench.headline
         texts = [f"{name} {_short(row.metrics[name])}"] if name in row.metrics else []
         drop = self._delta(row)
@@ -101,7 +101,6 @@ class _Board:
 
     def _delta(self, row: Progress) -> float | None:
         """Δm as the report will have it; none while its reference may still change."""
-        assert self.bench is not None
         if is_single(row.cell.method) or (reference := self._reference(row.cell.seed)) is None:
             return None
         if why_unusable(reference, self.bench) is not None:
@@ -110,7 +109,6 @@ class _Board:
         return drop if math.isfinite(drop) else None
 
     def _reference(self, seed: int) -> Reference | None:
-        assert self.bench is not None
         single = [row for row in self.rows if is_single(row.cell.method)]
         if not single:
             return published_reference(self.bench.published)

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from moonopt.bench import Benchmark
+from moonopt.bench.base import section_of
 from moonopt.bench.registry import import_object
 from moonopt.errors import UserError, unknown_name
 from moonopt.methods import METHODS, build, known_settings
@@ -57,7 +58,7 @@ def resolve(bench: type[Benchmark], method: str, layers: Sequence[Layer] = ()) -
 
 def make_method(method: str, model: nn.Module, tasks: Sequence[str], settings: Mapping[str, Any]) -> TaskOptimizer:
     """The method with its settings; what a constructor refuses is the user's to mend."""
-    sections = {name: _section(settings, name) for name in ("optimizer", "balancer", "method")}
+    sections = {name: section_of(settings, name) for name in ("optimizer", "balancer", "method")}
     dtype = sections["optimizer"].get("polar_dtype")
     if isinstance(dtype, str):
         sections["optimizer"]["polar_dtype"] = getattr(torch, dtype)
@@ -233,7 +234,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
     return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
-
-
-def _section(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {key.removeprefix(f"{name}."): value for key, value in settings.items() if key.startswith(f"{name}.")}

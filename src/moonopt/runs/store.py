@@ -39,6 +39,13 @@ class RunFolder:
             return State.OTHER
         return State.DONE if (self.path / RESULT).exists() else State.UNFINISHED
 
+    def other_settings(self, cell: Cell) -> UserError:
+        """What to raise where the state is ``OTHER``."""
+        return UserError(
+            f"{self.path} holds a run with other settings ({what_differs(cell, self.config())}). "
+            "Use --overwrite to replace it, or another folder with --out."
+        )
+
     def cell(self) -> Cell:
         """The cell whose run this is."""
         if not (self.path / CONFIG).exists():
