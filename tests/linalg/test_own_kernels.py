@@ -14,7 +14,7 @@ HALF = (torch.float16, torch.bfloat16)
 def test_where_there_is_no_gpu_torch_computes():
     cpu = torch.device("cpu")
     assert products_for(4096, 4096, torch.float16, cpu).name == "torch"
-    assert not can_stream(torch.zeros(2**20), torch.zeros(2**20))
+    assert not can_stream(torch.zeros(8), torch.zeros(8))
 
 
 def test_the_plain_products_are_what_they_say():
@@ -24,11 +24,15 @@ def test_the_plain_products_are_what_they_say():
     plain = Products()
     plain.gram(x, gram)
     assert torch.allclose(gram, x @ x.mT)
-    plain.polynomial(gram, 2.0, -0.5, out)
-    assert torch.allclose(out, 2 * gram - 0.5 * gram @ gram)
+    plain.polynomial(gram, (0.5, 2.0, -0.5), out)
+    assert torch.allclose(out, polynomial(gram, 0.5, 2.0, -0.5))
     expected = out @ gram @ out
     plain.sandwich(out, gram, spare, gram)
     assert torch.allclose(gram, expected)
+
+
+def polynomial(a, constant, linear, quadratic):
+    return constant * torch.eye(a.shape[-1], dtype=a.dtype, device=a.device) + linear * a + quadratic * a @ a
 
 
 @needs_gpu
@@ -36,11 +40,11 @@ def test_the_plain_products_are_what_they_say():
 @pytest.mark.parametrize("tall", [False, True])
 def test_symmetric_products_are_those_of_torch(dtype, tall):
     torch.manual_seed(0)
-    x = torch.randn(2, 1152, 2048, device="cuda").div(2048**0.5).to(dtype)
+    x = torch.randn(2, 1280, 2048, device="cuda").div(2048**0.5).to(dtype)
     x = x.mT.contiguous().mT if tall else x
-    ours, plain = products_for(1152, 2048, dtype, x.device), Products()
+    ours, plain = products_for(1280, 2048, dtype, x.device), Products()
     assert ours.name == "triton"
-    found, expected, spare = (x.new_empty(2, 1152, 1152) for _ in range(3))
+    found, expected, spare = (x.new_empty(2, 1280, 1280) for _ in range(3))
 
     def check(tolerance):
         largest = expected.double().abs().max()
@@ -51,13 +55,21 @@ def test_symmetric_products_are_those_of_torch(dtype, tall):
     plain.gram(x, expected)
     check(torch.finfo(dtype).eps)
     a = expected.clone()
-    ours.polynomial(a, 2.0, -0.5, found)
-    plain.polynomial(a, 2.0, -0.5, expected)
-    check(2 * torch.finfo(dtype).eps)
+    expected.copy_(polynomial(a.double(), 0.5, 2.0, -0.5))
+    for products in (ours, plain):
+        products.polynomial(a, (0.5, 2.0, -0.5), found)
+        check(2 * torch.finfo(dtype).eps)
     b = expected.clone()
     ours.sandwich(b, a, spare, found)
     plain.sandwich(b, a, spare, expected)
     check(4 * torch.finfo(dtype).eps)
+    ours.commuting(a, b, found)
+    plain.commuting(a, b, expected)
+    check(4 * torch.finfo(dtype).eps)
+    factors = torch.tensor([0.3, 1e-3], device="cuda")[:, None, None]
+    rescaled = (x.double() * factors.double()).to(dtype)
+    ours.rescale(x, factors)
+    assert (x.double() - rescaled.double()).abs().max() <= torch.finfo(dtype).eps * rescaled.abs().max()
 
 
 def spectrum(p, q, values):
@@ -105,6 +117,17 @@ def test_large_matrices_of_any_scale_share_their_factor():
 
 
 @needs_gpu
+@pytest.mark.parametrize("side", [64, 300, 1280])
+def test_transposes_share_a_chain_in_any_order(side):
+    torch.manual_seed(0)
+    shapes = [(side, 2 * side), (2 * side, side), (side, 2 * side), (side, side), (2 * side, side)]
+    matrices = [torch.randn(shape, device="cuda") for shape in shapes]
+    for matrix, factor in zip(matrices, polar_each(matrices), strict=True):
+        assert factor.is_contiguous()
+        assert (factor - polar(matrix)).norm() <= 5e-3 * factor.norm()
+
+
+@needs_gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_streaming_kernels_do_what_torch_does(dtype):
     from moonopt.linalg.kernels.streaming import advance, divide, move
@@ -116,15 +139,17 @@ def test_streaming_kernels_do_what_torch_does(dtype):
     assert can_stream(momentum, gradient)
     expected = momentum.lerp(gradient.float(), 0.05)
     before = momentum.clone()
-    advance(momentum, torch.full_like(gradient, torch.nan), 0.95, bad)
+    largest = advance([momentum], [torch.full_like(gradient, torch.nan)], 0.95, bad)
     assert momentum.equal(before)
-    advance(momentum, gradient, 0.95, good)
+    assert largest.item() == before.abs().max()
+    largest = advance([momentum], [gradient], 0.95, good)
+    assert largest.item() == momentum.abs().max()
     assert torch.allclose(momentum, expected, atol=1e-6)
-    out = torch.empty(shape, device="cuda", dtype=torch.float16)
-    divide(momentum, torch.tensor(4.0, device="cuda"), out)
-    assert out.equal((momentum / 4).half())
+    out = torch.empty(2, *shape, device="cuda", dtype=torch.float16)
+    divide([momentum, before], torch.tensor([4.0, 0.5], device="cuda"), out)
+    assert out.equal(torch.stack([momentum / 4, before * 2]).half())
     parameter, direction = gradient.clone(), torch.randn(shape, device="cuda").half()
     rate = torch.tensor(0.1, device="cuda")
-    move(parameter, direction, rate)
+    move([parameter], [direction], rate)
     exact = gradient.double() - 0.1 * direction.double()
     assert (parameter.double() - exact).abs().max() <= torch.finfo(dtype).eps * exact.abs().max()

@@ -284,7 +284,7 @@ RANK_DEFICIENT = [
 def test_float32_stays_within_the_row_and_column_space(p, q, rank):
     matrix = low_rank(p, q, rank)
     for steps in range(1, 11):
-        assert outside_of(matrix, polar(matrix.float(), steps=steps)) <= 1e-3
+        assert outside_of(matrix, polar(matrix.float(), steps=steps, dtype=torch.float32)) <= 1e-3
 
 
 @pytest.mark.parametrize(("p", "q", "rank"), RANK_DEFICIENT)
@@ -391,9 +391,9 @@ def test_asking_for_a_dtype_computes_in_it():
     assert errors[torch.float64] < 1e-9 < errors[torch.float32] < 1e-4 < errors[torch.bfloat16] < 0.1
 
 
-@pytest.mark.parametrize("side", [4, 300])
+@pytest.mark.parametrize("side", [4, 255])
 @pytest.mark.parametrize("asked", FLOATING_DTYPES)
-def test_working_dtype_on_cpus_is_float32_unless_the_matrix_or_the_caller_says_otherwise(side, asked):
+def test_working_dtype_of_small_matrices_is_float32_unless_the_matrix_or_the_caller_says_otherwise(side, asked):
     for dtype in FLOATING_DTYPES:
         matrix = torch.empty(side, side, dtype=dtype)
         assert polar_dtype(matrix) == (torch.float64 if dtype == torch.float64 else torch.float32)

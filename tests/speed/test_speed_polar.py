@@ -6,7 +6,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+import moonopt
 from moonopt.speed import polar
 
 
@@ -31,6 +33,26 @@ def test_table_names_every_contestant(capsys):
     polar.main(["--rounds", "2", "--sets", "small-40"])
     printed = capsys.readouterr().out
     assert all(name in printed for name in ("torch.optim.Muon", "moonopt", "moonopt bfloat16", "small-40"))
+
+
+def test_sizes_are_measured_against_torch_and_a_plain_loop(capsys):
+    polar.main(["--json", "--rounds", "2", "--sizes", "16", "--matrices", "3"])
+    square, rectangle = json.loads(capsys.readouterr().out)["results"]
+    assert (square["shape"], rectangle["shape"]) == ([16, 16], [16, 48])
+    assert square["matrices"] == 3
+    assert square["dtype"] == "float32"
+    expected = square["times"]["plain loop"]["ms"] / square["times"]["moonopt"]["ms"]
+    assert square["speedups"]["plain loop"] == pytest.approx(expected)
+    polar.main(["--rounds", "2", "--sizes", "16"])
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in ("24 of 16 x 48", "torch.optim.Muon", "plain loop", "moonopt"))
+
+
+@pytest.mark.parametrize("side", [64, 256])
+def test_plain_loop_computes_what_ours_does(side):
+    matrix = torch.randn(side, 2 * side, generator=torch.Generator().manual_seed(0))
+    found, ours = polar._plain_polar(matrix).float(), moonopt.polar(matrix)
+    assert (found - ours).norm() <= 0.2 * ours.norm()  # they divide by another norm, and five steps have not converged
 
 
 @pytest.mark.slow

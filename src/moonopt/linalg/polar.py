@@ -7,19 +7,23 @@ products per shape; ``svd`` and ``eigh`` are exact. Nothing here is differentiab
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from moonopt.errors import unknown_name
-from moonopt.linalg.kernels import Products, can_stream, products_for
+from moonopt.linalg.kernels import Products, cpu_multiplies_bfloat16, products_for
+from moonopt.linalg.scaling import scaled_stack, without_scale
 from moonopt.linalg.schedules import SCHEDULES, Schedule, Triple, schedule as named_schedule
 
 #: Exact factorisations, beside the Newton-Schulz schedules.
 EXACT = ("svd", "eigh")
-#: On an accelerator, matrices whose short side is at least this long are iterated in half precision.
+#: Matrices whose short side is at least this long are iterated in half precision on an accelerator, and on a CPU that
+#: multiplies bfloat16: there it takes half the time of float32, and below this side float32 is fast enough to keep.
 HALF_PRECISION_SIDE = 256
+#: On a CPU, a stack has no more bytes than this: a chain of products over it then stays in the caches.
+PORTION = 2**21
 #: From this ratio r of the sides on, iterating on the Gram matrix is less work: with one restart 8 r + 28 against
 #: 20 r + 10 short sides cubed for five steps. It is more products, so that below this short side it takes longer.
 GRAM_RATIO = 1.5
@@ -48,10 +52,10 @@ def polar(matrix: Tensor, schedule: str = "polar_express", steps: int = 5, dtype
             as zero; ``eigh``, which sees their squares, cannot tell those below 1e-7 * largest from zero either.
         steps: number of Newton-Schulz steps. Five bring singular values above 1e-2 of the norm to within 0.15 of 1,
             eight to within rounding.
-        dtype: in which to compute. By default float16 on a GPU where min(p, q) >= 256 (bfloat16 on other accelerators),
-            else float32, and float64 for float64 input. Half precision fills the null space of a rank-deficient matrix
-            with rounding (singular values of 0.3 to 1 in place of 0 in bfloat16, 0.1 to 0.3 in float16); float32 keeps it
-            below 1e-3 up to ten steps of every schedule.
+        dtype: in which to compute. By default float16 on a GPU where min(p, q) >= 256 (bfloat16 on other accelerators, and
+            on CPUs that multiply it natively), else float32, and float64 for float64 input. Half precision fills the null
+            space of a rank-deficient matrix with rounding (singular values of 0.3 to 1 in place of 0 in bfloat16, 0.1 to
+            0.3 in float16); float32 keeps it below 1e-3 up to ten steps of every schedule.
 
     >>> polar(torch.tensor([[3.0, 0.0], [0.0, -2.0]]), schedule="svd")
     tensor([[ 1.,  0.],
@@ -61,7 +65,7 @@ def polar(matrix: Tensor, schedule: str = "polar_express", steps: int = 5, dtype
     _check_matrix(matrix)
     wide = _wide(matrix)
     stack = (wide.flatten(0, -3) if wide.ndim > 2 else wide.unsqueeze(0)).clone()
-    x = _without_scale(stack, polar_dtype(matrix, dtype, schedule))
+    x = without_scale(stack, polar_dtype(matrix, dtype, schedule))
     factor = _polar_stack(x, schedule, steps, matrix.dtype).reshape(wide.shape)
     return (factor if wide is matrix else factor.mT).to(matrix.dtype)
 
@@ -74,13 +78,16 @@ def polar_each(
     dtype: torch.dtype | None = None,
     ran: Counter[str] | None = None,
     cast: bool = True,
+    largest: Mapping[torch.Size, Tensor] | None = None,
 ) -> list[Tensor]:
     """The polar factors of several matrices of two dimensions: those of one shape share one chain.
 
-    On a CPU those that are each other's transpose share it, too; an accelerator would take longer to transpose them.
+    Those that are each other's transpose share it, too, unless they are iterated in half precision on an accelerator, which
+    would take longer to transpose them.
 
     ``ran`` counts the matrices by what computed them, as "schedule/backend/dtype". Without ``cast``, factors stay in the dtype
-    that they were computed in.
+    that they were computed in. ``largest`` has by shape the largest absolute entries of all matrices of that shape, in their
+    order, where they are known already.
 
     >>> [factor.shape for factor in polar_each([torch.ones(2, 3), torch.ones(3, 2)])]
     [torch.Size([2, 3]), torch.Size([3, 2])]
@@ -89,22 +96,43 @@ def polar_each(
     for index, matrix in enumerate(matrices):
         if matrix.ndim != 2:
             raise ValueError(f"polar_each needs matrices of two dimensions, found shape {tuple(matrix.shape)}.")
-        rows, columns = matrix.shape if matrix.device.type != "cpu" else sorted(matrix.shape)
+        small = matrix.device.type == "cpu" or polar_dtype(matrix, dtype, schedule) == torch.float32
+        rows, columns = sorted(matrix.shape) if small else matrix.shape
         alike.setdefault((rows, columns, matrix.dtype, matrix.device), []).append(index)
 
     factors = list(matrices)
-    for (rows, _, original, device), indices in alike.items():
-        _check_matrix(matrices[indices[0]])
-        together = [matrices[i] if matrices[i].shape[0] == rows else matrices[i].mT for i in indices]
-        computed_in = polar_dtype(together[0], dtype, schedule)
-        x = _wide(_scaled_stack(together, computed_in))
-        if ran is not None:
-            backend = "torch" if schedule in EXACT else products_for(x.shape[1], x.shape[2], computed_in, device).name
-            ran[f"{schedule}/{backend}-{device.type}/{str(computed_in).removeprefix('torch.')}"] += len(indices)
-        results = _polar_stack(x, schedule, steps, original)
-        for i, factor in zip(indices, (results.to(original) if cast else results).unbind(), strict=True):
-            factors[i] = factor if matrices[i].shape == factor.shape else factor.mT
+    for (rows, columns, original, device), everyone in alike.items():
+        _check_matrix(matrices[everyone[0]])
+        everyone.sort(key=lambda index: matrices[index].shape[0] != rows)
+        computed_in = polar_dtype(matrices[everyone[0]], dtype, schedule)
+        for indices in _portions(everyone, rows * columns * computed_in.itemsize, device):
+            x = _wide(_stacked([matrices[i] for i in indices], rows, computed_in, largest or {}))
+            if ran is not None:
+                backend = "torch" if schedule in EXACT else products_for(x.shape[1], x.shape[2], computed_in, device).name
+                ran[f"{schedule}/{backend}-{device.type}/{str(computed_in).removeprefix('torch.')}"] += len(indices)
+            results = _polar_stack(x, schedule, steps, original)
+            results = results.to(original) if cast else results
+            for i, factor in zip(indices, _unstacked(results, [matrices[i] for i in indices]), strict=True):
+                factors[i] = factor
     return factors
+
+
+def _stacked(matrices: Sequence[Tensor], rows: int, dtype: torch.dtype, largest: Mapping[torch.Size, Tensor]) -> Tensor:
+    """The matrices without their scale; those with another number of rows come last, and are transposed."""
+    if matrices[0].device.type == "cpu":
+        return scaled_stack([each if each.shape[0] == rows else each.mT for each in matrices], dtype)
+    parts = [[each for each in matrices if (each.shape[0] == rows) == upright] for upright in (True, False)]
+    stacks = [scaled_stack(part, dtype, largest.get(part[0].shape)) for part in parts if part]
+    wide = [stack if stack.shape[1] == rows else stack.mT for stack in stacks]
+    return wide[0] if len(wide) == 1 else torch.cat(wide)
+
+
+def _unstacked(factors: Tensor, matrices: Sequence[Tensor]) -> Iterator[Tensor]:
+    """The factors in the shapes of the matrices, whose transposed ones come last."""
+    count = sum(each.shape == factors.shape[1:] for each in matrices)
+    yield from factors[:count].unbind()
+    transposed = factors[count:].mT
+    yield from (transposed if factors.device.type == "cpu" else transposed.contiguous()).unbind()
 
 
 def polar_dtype(matrix: Tensor, dtype: torch.dtype | None = None, schedule: str = "polar_express") -> torch.dtype:
@@ -115,9 +143,11 @@ def polar_dtype(matrix: Tensor, dtype: torch.dtype | None = None, schedule: str 
         return torch.promote_types(dtype or matrix.dtype, torch.float32)
     if dtype is not None:
         return dtype
-    if matrix.device.type in ("cpu", "meta") or min(matrix.shape[-2:]) < HALF_PRECISION_SIDE:
+    device = matrix.device.type
+    full = device == "meta" or (device == "cpu" and not cpu_multiplies_bfloat16())
+    if full or min(matrix.shape[-2:]) < HALF_PRECISION_SIDE:
         return torch.float32
-    return torch.float16 if matrix.device.type == "cuda" else torch.bfloat16
+    return torch.float16 if device == "cuda" else torch.bfloat16
 
 
 def check_schedule(name: str, steps: int) -> None:
@@ -134,6 +164,12 @@ def _check_matrix(matrix: Tensor) -> None:
         raise ValueError(f"polar needs at least two dimensions, found shape {tuple(matrix.shape)}.")
     if not matrix.is_floating_point():
         raise ValueError(f"polar needs a real floating point matrix, found {matrix.dtype}.")
+
+
+def _portions(indices: list[int], size: int, device: torch.device) -> Iterator[list[int]]:
+    """On a CPU, portions of about the same length whose matrices, of so many bytes each, stay in the caches."""
+    count = math.ceil(len(indices) / max(1, PORTION // max(1, size))) if device.type == "cpu" else 1
+    return (indices[len(indices) * i // count : len(indices) * (i + 1) // count] for i in range(count))
 
 
 def _wide(matrix: Tensor) -> Tensor:
@@ -158,44 +194,6 @@ def _polar_stack(x: Tensor, schedule: str, steps: int, original: torch.dtype) ->
 def without_autocast(device: str) -> contextlib.AbstractContextManager[object]:
     """Autocast would compute products in its own dtype, whatever was asked for."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else contextlib.nullcontext()
-
-
-def _without_scale(stack: Tensor, dtype: torch.dtype) -> Tensor:
-    """Every matrix divided by a power of two, so that neither it nor its Gram matrix leaves the range of ``dtype``.
-
-    The division is exact: matrices that differ by a power of two become equal. The largest entry ends near 1 / sqrt(q); in
-    float16, whose range has two short ends, near q^(-1/4), so that the Gram matrix lies between 1 / sqrt(q) and sqrt(q).
-    """
-    if stack.numel() == 0:
-        return stack.to(dtype)
-    stack = stack.to(torch.promote_types(stack.dtype, torch.float32))
-    # On CPUs this is 20 times faster than the norm that it is, and needs no memory, as abs() would.
-    largest = torch.maximum(stack.amax(dim=(-2, -1), keepdim=True), -stack.amin(dim=(-2, -1), keepdim=True))
-    return stack.div_(_power_of_two(largest, max(stack.shape[-2:]), dtype)).to(dtype)
-
-
-def _power_of_two(largest: Tensor, side: int, dtype: torch.dtype) -> Tensor:
-    """By what a matrix with that largest entry and that long side is divided."""
-    bits, mantissa, highest = (torch.int64, 52, 0x7FE) if largest.dtype == torch.float64 else (torch.int32, 23, 0xFE)
-    headroom = math.ceil(math.log2(side) / (4 if dtype == torch.float16 else 2))
-    # The bits of the exponent alone are those of a power of two. Zero is divided by a tiny one, and stays zero.
-    exponent = (largest.view(bits) >> mantissa) + headroom
-    return (exponent.clamp(1, highest) << mantissa).view(largest.dtype)
-
-
-def _scaled_stack(matrices: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """The matrices without their scale, in one stack of that dtype; large ones on an accelerator in as few passes as can be."""
-    first = matrices[0]
-    if first.dtype != torch.float32 or dtype == torch.float32 or not can_stream(*matrices):
-        return _without_scale(torch.stack(list(matrices)), dtype)
-    from moonopt.linalg.kernels.streaming import divide  # needs triton
-
-    largest = torch.stack(torch._foreach_norm(list(matrices), math.inf))
-    divisors = _power_of_two(largest, max(first.shape), dtype).unbind()
-    stack = first.new_empty(len(matrices), *first.shape, dtype=dtype)
-    for matrix, divisor, place in zip(matrices, divisors, stack.unbind(), strict=True):
-        divide(matrix, divisor, place)
-    return stack
 
 
 def _by_svd(x: Tensor, resolution: float) -> Tensor:
@@ -233,13 +231,15 @@ def _by_newton_schulz(x: Tensor, schedule: Schedule) -> Tensor:
     gram = x.new_empty(*x.shape[:-1], x.shape[-2])
     products.gram(x, gram)
     inverse_norm = _inverse_norm(gram, schedule)
-    gram.mul_(inverse_norm.square().to(x.dtype))
-    x.mul_(inverse_norm.to(x.dtype))
+    products.rescale(gram, inverse_norm.square())
+    p, q = x.shape[-2:]
+    on_gram = p >= GRAM_SIDE and q >= GRAM_RATIO * p and dtype != torch.bfloat16
+    if on_gram and not careful:
+        return _iterate_on_gram(x, gram, coefficients, products, inverse_norm)
+    products.rescale(x, inverse_norm)
     if careful:
         x = _iterate(x, gram, coefficients[:careful], products).to(dtype)
         gram, coefficients = torch.bmm(x, x.mT), coefficients[careful:]
-    p, q = x.shape[-2:]
-    on_gram = p >= GRAM_SIDE and q >= GRAM_RATIO * p and dtype != torch.bfloat16
     return (_iterate_on_gram if on_gram else _iterate)(x, gram, coefficients, products)
 
 
@@ -257,7 +257,9 @@ def _inverse_norm(gram: Tensor, schedule: Schedule) -> Tensor:
     if schedule.norm == "frobenius":
         squared = gram.diagonal(dim1=-2, dim2=-1).sum(-1, dtype=wide_enough)[..., None, None]
     else:
-        squared = torch.linalg.vector_norm(gram, dim=(-2, -1), keepdim=True, dtype=wide_enough)
+        # On a CPU the sum is in float32 whatever the dtype, and asking for it takes eight times as long.
+        asked = None if gram.device.type == "cpu" and gram.dtype == torch.bfloat16 else wide_enough
+        squared = torch.linalg.vector_norm(gram, dim=(-2, -1), keepdim=True, dtype=asked).to(wide_enough)
     inverse = squared.clamp_min(torch.finfo(wide_enough).tiny).rsqrt() / schedule.safety
     return inverse.clamp_max(math.sqrt(torch.finfo(gram.dtype).max))  # finite, and so is its square: zero times this is zero
 
@@ -268,36 +270,53 @@ def _iterate(x: Tensor, gram: Tensor, coefficients: Sequence[Triple], products: 
     for step, (a, b, c) in enumerate(coefficients):
         if step > 0:
             products.gram(x, gram)
-        products.polynomial(gram, b, c, polynomial)
-        torch.baddbmm(x, polynomial, x, beta=a, out=next_x)
+        if x.dtype == torch.float16:  # its digits are enough for a I + b A + c A^2, and one pass over X less
+            products.polynomial(gram, (a, b, c), polynomial)
+            torch.bmm(polynomial, x, out=next_x)
+        else:
+            products.polynomial(gram, (0.0, b, c), polynomial)
+            torch.baddbmm(x, polynomial, x, beta=a, out=next_x)
         x, next_x = next_x, x
     return x
 
 
-def _iterate_on_gram(x: Tensor, gram: Tensor, coefficients: Sequence[Triple], products: Products) -> Tensor:
+def _iterate_on_gram(
+    x: Tensor, gram: Tensor, coefficients: Sequence[Triple], products: Products, factor: Tensor | None = None
+) -> Tensor:
     """The same steps on A alone, A <- P A P with P = a I + b A + c A^2; the product of all P then meets X once.
 
     All of these are polynomials in one matrix: they commute, and their products are symmetric. bfloat16 never gets here: A
-    would have to be formed anew at every step.
+    would have to be formed anew at every step. ``gram`` is that of ``factor`` times X.
     """
     next_x = torch.empty_like(x)
-    polynomial, product, spare = (torch.empty_like(gram) for _ in range(3))
     for index, part in enumerate(_parts(coefficients, x.dtype)):
         if index > 0:
             products.gram(x, gram)
-        for step, (a, b, c) in enumerate(part):
-            if step > 0:
-                products.sandwich(polynomial, gram, spare, gram)
-            products.polynomial(gram, b, c, polynomial)
-            polynomial.diagonal(dim1=-2, dim2=-1).add_(a)
-            if step == 0:
-                product.copy_(polynomial)
-            else:
-                products.commuting(polynomial, product, spare)
-                product, spare = spare, product
+        product = _product_of_polynomials(gram, part, products)
+        if index == 0 and factor is not None:
+            products.rescale(product, factor)
         torch.bmm(product, x, out=next_x)
         x, next_x = next_x, x
     return x
+
+
+def _product_of_polynomials(gram: Tensor, coefficients: Sequence[Triple], products: Products) -> Tensor:
+    """The product of P = a I + b A + c A^2 over the steps, A being ``gram`` at first, which is overwritten."""
+    product, idle, spare, other = (torch.empty_like(gram) for _ in range(4))
+    products.polynomial(gram, coefficients[0], product)
+    polynomial = product
+    for number, triple in enumerate(coefficients[1:], start=2):
+        if number < len(coefficients):
+            products.sandwich(polynomial, gram, spare, other)
+        else:  # as A P^2 it is less work, but too far from symmetric to be iterated further
+            products.gram(polynomial, spare)
+            products.commuting(gram, spare, other)
+        gram, other = other, gram
+        products.polynomial(gram, triple, spare)
+        products.commuting(spare, product, other)
+        free = idle if polynomial is product else polynomial
+        polynomial, product, spare, other = spare, other, product, free
+    return product
 
 
 def _parts(coefficients: Sequence[Triple], dtype: torch.dtype) -> list[list[Triple]]:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from moonopt.errors import unknown_name
-from moonopt.linalg.kernels import can_stream
 from moonopt.linalg.polar import check_schedule, polar_each
 from moonopt.optim.groups import (
     SCALES,
@@ -24,7 +23,7 @@ from moonopt.optim.groups import (
     state_dtype,
     with_rows,
 )
-from moonopt.optim.masking import Finite, Tensors, effective, kept, move
+from moonopt.optim.masking import Finite, Tensors, effective, follow, move, streams, usable
 from moonopt.optim.parameters import Placing, blocks, joined
 from moonopt.optim.vectors import adamw_state, adamw_step
 from moonopt.tasks.directional import Rate
@@ -62,6 +61,8 @@ class Muon(TaskOptimizer):
         rules: overrides of the routing, from a name pattern to "matrix", "vector" or ``Split``.
         module: the model, where ``params`` is not it.
         nonfinite: "raise" on a NaN or infinite loss or gradient, or "skip" the step and count it.
+        capturable: keep learning rates as tensors on the device, for a CUDA graph of your own: a step in it counts bad losses
+            and gradients, and does not raise. ``moonopt.capture`` needs no such thing.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> optimizer = Muon(model, lr=0.02)
@@ -93,6 +94,7 @@ class Muon(TaskOptimizer):
         rules: Mapping[str, Placing] | None = None,
         module: nn.Module | None = None,
         nonfinite: str = "raise",
+        capturable: bool = False,
     ) -> None:
         check_schedule(schedule, steps)
         if polar_dtype is not None and not (isinstance(polar_dtype, torch.dtype) and polar_dtype.is_floating_point):
@@ -103,7 +105,7 @@ class Muon(TaskOptimizer):
             raise ValueError(unknown_name(nonfinite, NONFINITE, "nonfinite"))
         self._module = params if isinstance(params, nn.Module) else module
         self._polar = _PolarSettings(schedule, steps, polar_dtype)
-        self._nonfinite = nonfinite
+        self._nonfinite, self._capturable = nonfinite, capturable
         self._pending = Pending()
         self._vector_defaults = {"lr": vector_lr, "weight_decay": vector_weight_decay}
         defaults = {
@@ -149,6 +151,9 @@ class Muon(TaskOptimizer):
                 momenta += matrices
         numbers["nuclear_norm"] = sum((m * w).sum() for m, w in zip(momenta, polar_each(momenta, steps=8), strict=True))
         return {name: float(number) for name, number in numbers.items()}
+
+    def obstacle_to_capture(self) -> str | None:
+        return None
 
     # The parts of a step
 
@@ -206,26 +211,38 @@ class Muon(TaskOptimizer):
             if group["kind"] != "matrix":
                 continue
             momenta = [self.state[p]["momentum"] for p in parameters]
-            source = self._advance_momenta(momenta, raw_gradients, group, finite)
+            source, largest = self._advance_momenta(momenta, raw_gradients, group, finite)
             parts = [blocks(each, of) for each, of in zip(source, rows, strict=True)]
-            factors = polar_each([matrix for part in parts for matrix in part], *self._polar, ran, cast=False)
+            whole = all(len(part) == 1 for part in parts)
+            matrices = [matrix for part in parts for matrix in part]
+            factors = polar_each(matrices, *self._polar, ran, cast=False, largest=largest if whole else {})
             updates = joined(_scaled(factors, group["scale"]), rows, parameters)
             directions |= zip(parameters, updates, strict=True)
         self._pending.latest |= {f"polar/{what}": count for what, count in ran.items()}
         return directions
 
-    def _advance_momenta(self, momenta: list[Tensor], gradients: list[Tensor], group: Group, finite: Finite) -> Tensors:
-        """Let the momenta follow the gradients; returns what is orthonormalized."""
-        rate, plain = group["momentum"], not group["nesterov"] and getattr(self, "grad_scale", None) is None
-        if finite is not True and plain and all(can_stream(m, g) for m, g in zip(momenta, gradients, strict=True)):
-            from moonopt.linalg.kernels.streaming import advance  # needs triton
+    def _advance_momenta(
+        self, momenta: list[Tensor], gradients: list[Tensor], group: Group, finite: Finite
+    ) -> tuple[Tensors, dict[torch.Size, Tensor]]:
+        """Let the momenta follow the gradients; returns what is orthonormalized, and by shape the largest entries, if known."""
+        rate, scale = group["momentum"], self._gradient_scale
+        largest: dict[torch.Size, Tensor] = {}
+        rest = list(range(len(momenta)))
+        if finite is not True and not group["nesterov"] and scale is None and momenta[0].dtype == torch.float32:
+            streamed, rest = streams(list(zip(momenta, gradients, strict=True)))
+            for indices in streamed:
+                from moonopt.linalg.kernels.streaming import advance  # needs triton
 
-            for momentum, gradient in zip(momenta, gradients, strict=True):
-                advance(momentum, gradient, rate, finite)
-            return momenta
-        followed = kept(finite, self._unscaled(gradients, momenta), momenta)
-        torch._foreach_lerp_(momenta, followed, 1 - rate)
-        return torch._foreach_lerp(followed, momenta, rate) if group["nesterov"] else momenta
+                these = [momenta[index] for index in indices]
+                largest[these[0].shape] = advance(these, [gradients[index] for index in indices], rate, finite)
+        if not rest:
+            return momenta, largest
+        slow = [momenta[index] for index in rest]
+        followed = usable([gradients[index] for index in rest], slow[0].dtype, finite, scale)
+        follow(slow, followed, 1 - rate, finite)
+        if group["nesterov"]:
+            return torch._foreach_lerp(followed, momenta, rate), largest
+        return momenta, largest
 
     def _advance(
         self,
@@ -257,20 +274,21 @@ class Muon(TaskOptimizer):
                 states = [self.state[p] for p in parameters]
                 adamw_step(
                     parameters,
-                    self._unscaled(gradients, [state["exp_avg"] for state in states]),
+                    gradients,
                     states,
                     rate=effective(finite, rate_of(group), states[0]["exp_avg"].dtype),
                     betas=group["betas"],
                     eps=group["eps"],
                     weight_decay=group["weight_decay"],
                     finite=finite,
+                    scale=self._gradient_scale,
                 )
 
-    def _unscaled(self, gradients: list[Tensor], state: list[Tensor]) -> Tensors:
-        """The gradients in the dtype of the state, without the factor of a GradScaler."""
-        gradients = [g if g.dtype == s.dtype else g.to(s.dtype) for g, s in zip(gradients, state, strict=True)]
+    @property
+    def _gradient_scale(self) -> Tensor | None:
+        """The factor that a GradScaler has left on us."""
         scale: Tensor | None = getattr(self, "grad_scale", None)
-        return gradients if scale is None else torch._foreach_div(gradients, scale.to(gradients[0].device).reshape(()))
+        return scale
 
     def _of_kind(self, kind: str) -> list[Group]:
         return [group for group in self.param_groups if group["kind"] == kind]
@@ -290,6 +308,8 @@ class Muon(TaskOptimizer):
         except ValueError:
             self.param_groups.pop()
             raise
+        if self._capturable:
+            group["lr"] = torch.as_tensor(group["lr"], dtype=state_dtype(group["params"][0]), device=group["params"][0].device)
         for p in group["params"]:
             momentum = torch.zeros_like(p, dtype=state_dtype(p), memory_format=torch.contiguous_format)
             self.state[p] = {"momentum": momentum} if group["kind"] == "matrix" else adamw_state(p, state_dtype(p))
@@ -309,8 +329,9 @@ class Muon(TaskOptimizer):
             return
         for p, state in self.state.items():
             state |= {name: value.to(p.device) for name, value in state.items()}
-        own = {name: value for name, value in self.param_groups[0].items() if isinstance(value, Tensor) and name != "lr"}
-        self.param_groups[0] |= {name: value.to(first.device) for name, value in own.items()}
+        for group in self.param_groups:
+            own = {name: value for name, value in group.items() if isinstance(value, Tensor)}
+            group |= {name: value.to(first.device) for name, value in own.items() if name != "lr" or self._capturable}
         self._pending.counters |= {name: int(count) for name, count in self._pending.counters.items()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -336,7 +357,7 @@ class Muon(TaskOptimizer):
             post_hook(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        ours = ("_module", "_polar", "_nonfinite", "_pending", "_vector_defaults")
+        ours = ("_module", "_polar", "_nonfinite", "_capturable", "_pending", "_vector_defaults")
         return super().__getstate__() | {name: getattr(self, name) for name in ours}
 
 

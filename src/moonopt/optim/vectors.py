@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moonopt.optim.masking import Finite, Tensors, kept, move
+from moonopt.optim.masking import Finite, Tensors, follow, move, usable
 from moonopt.tasks.directional import Rate
 
 
@@ -30,6 +30,7 @@ def adamw_step(
     eps: float,
     weight_decay: float,
     finite: Finite,
+    scale: Tensor | None,
 ) -> None:
     """m <- b1 m + (1 - b1) g, v <- b2 v + (1 - b2) g^2, p <- (1 - rate * decay) p - rate * m^ / (sqrt(v^) + eps)."""
     steps = [state["step"] for state in states]
@@ -39,8 +40,17 @@ def adamw_step(
         torch._foreach_add_(steps, 1)
     else:
         torch._foreach_add_(steps, [finite.to(steps[0].dtype)] * len(steps))  # added as one tensor, it would be waited for
-    torch._foreach_lerp_(means, kept(finite, gradients, means), 1 - betas[0])
-    torch._foreach_lerp_(squares, kept(finite, torch._foreach_mul(gradients, gradients), squares), 1 - betas[1])
+    unscaled = scale is None and isinstance(rate, Tensor)
+    if finite is not True and unscaled and _are_alike(parameters, gradients, means, squares):
+        # One launch for all that follows; a void step is one with infinities.
+        torch._fused_adamw_(
+            parameters, gradients, means, squares, [], steps, lr=rate, beta1=betas[0], beta2=betas[1],
+            weight_decay=weight_decay, eps=eps, amsgrad=False, maximize=False, found_inf=(~finite).float(),
+        )  # fmt: skip
+        return
+    gradients = usable(gradients, means[0].dtype, finite, scale)
+    follow(means, gradients, 1 - betas[0], finite)
+    follow(squares, torch._foreach_mul(gradients, gradients), 1 - betas[1], finite)
 
     updates = torch._foreach_sqrt(squares)
     torch._foreach_div_(updates, torch._foreach_sqrt(_bias_corrections(betas[1], steps)))
@@ -51,6 +61,16 @@ def adamw_step(
     if weight_decay:
         torch._foreach_mul_(parameters, 1 - rate * weight_decay)
     move(parameters, updates, rate)
+
+
+def _are_alike(*lists: Tensors) -> bool:
+    """Whether torch's fused step takes them: on a GPU, in float32, and laid out alike."""
+    columns = zip(*lists, strict=True)
+    return all(
+        each.is_cuda and each.dtype == torch.float32 and each.stride() == column[0].stride()
+        for column in columns
+        for each in column
+    )
 
 
 def _bias_corrections(beta: float, steps: Tensors) -> Tensors:
