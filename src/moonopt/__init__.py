@@ -8,6 +8,7 @@ from moonopt.methods import build
 from moonopt.optim.moon import MOON
 from moonopt.optim.muon import Muon
 from moonopt.optim.parameters import Split, route_parameters
+from moonopt.tasks.capture import capture
 
 __all__ = [
     "MOON",
@@ -16,6 +17,7 @@ __all__ = [
     "Muon",
     "Split",
     "build",
+    "capture",
     "certificate_gap",
     "pareto_stationarity",
     "polar",

@@ -266,9 +266,9 @@ def inspect(
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
-def speed(context: typer.Context, what: Annotated[str, typer.Argument(help="polar, tasks, balance or memory.")]) -> None:
-    """Measure against peers: speed polar|tasks|balance|memory [--json] [--rounds N] [--device D]."""
-    measurements = ("polar", "tasks", "balance", "memory")
+def speed(context: typer.Context, what: Annotated[str, typer.Argument(help="polar, step, tasks, balance or memory.")]) -> None:
+    """Measure against peers: speed polar|step|tasks|balance|memory [--json] [--rounds N] [--device D]."""
+    measurements = ("polar", "step", "tasks", "balance", "memory")
     if what not in measurements:
         raise UserError(unknown_name(what, measurements, "measurement"))
     sys.argv = [f"moonopt speed {what}", *context.args]

@@ -14,7 +14,7 @@ from moonopt.errors import unknown_name
 from moonopt.tasks.gradients import gram_by_columns, graph_features
 from moonopt.tasks.losses import Losses, TaskLosses, read_losses
 from moonopt.tasks.pending import MicroBatch, Pending
-from moonopt.tasks.presence import mean_by_task, pick, spread
+from moonopt.tasks.presence import mean_by_task, pick, selection, spread
 from moonopt.tasks.reduce import mean_over_ranks, refuse_different_tasks, refuse_several_ranks
 from moonopt.tasks.replay import Replay
 from moonopt.tasks.verbs import NO_GRADIENT, Closure, TaskOptimizer
@@ -204,6 +204,28 @@ class Balanced(TaskOptimizer):
             numbers |= {f"{what}/{name}": value for name, value in zip(self.tasks, values.tolist(), strict=True)}
         return {name: float(number) for name, number in numbers.items()}
 
+    def obstacle_to_capture(self) -> str | None:
+        if not self.balancer.capturable:
+            return f"{self.balancer.name} computes its weights on the host"
+        if self._every > 1 or self._nonfinite == "skip":
+            return 'with every > 1 or nonfinite="skip" the host decides what to do in a step'
+        if isinstance(self.optimizer, TaskOptimizer):
+            return self.optimizer.obstacle_to_capture()
+        if not all("capturable" in group for group in self.param_groups):
+            return f"{type(self.optimizer).__name__} has no capturable form: use torch.optim.Adam or AdamW, or moonopt.Muon"
+        return None
+
+    def prepare_for_capture(self) -> None:
+        """Torch's optimizers then keep their number of steps on the device."""
+        if isinstance(self.optimizer, TaskOptimizer):
+            self.optimizer.prepare_for_capture()
+            return
+        for group in self.param_groups:
+            group["capturable"] = True
+            for p in group["params"]:
+                if "step" in self.state.get(p, {}):
+                    self.state[p]["step"] = self.state[p]["step"].to(p.device)
+
     # The parts
 
     def _replay(self, closure: Closure, args: tuple[Any, ...]) -> Replay | None:
@@ -279,7 +301,7 @@ class Balanced(TaskOptimizer):
             before, known = torch.zeros_like(before), [False] * len(known)
         weights = weights.to(losses.values.device, before.dtype)
         new = [here and not old for here, old in zip(losses.present, known, strict=True)]  # the others stay as they are
-        here = torch.tensor(new, device=before.device)
+        here = selection(new, before) > 0
         self.memory["weights"] = torch.where(here, spread(weights, losses.present).to(before), before)
         self.memory["weighed"] = [a or b for a, b in zip(known, losses.present, strict=True)]
         return pick(self.memory["weights"], losses.present).to(weights)

@@ -181,6 +181,8 @@ class Balancer(ABC):
     #: Whether their inner products are all that it needs of them.
     uses_gram: bool = False
     evaluates_again: ClassVar[bool] = False
+    #: Whether it computes on the device alone, so that a step can be a CUDA graph.
+    capturable: ClassVar[bool] = False
     #: Whether parameters of a single task see its weight, or the plain gradient of its loss.
     heads: Heads = "weighted"
     #: What the norm of the shared parameters' gradient is clipped to before the step.

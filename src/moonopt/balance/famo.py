@@ -31,6 +31,7 @@ class FAMO(Balancer):
     """
 
     name: ClassVar[str] = "famo"
+    capturable: ClassVar[bool] = True
     evaluates_again: ClassVar[bool] = True
 
     def __init__(
@@ -69,4 +70,4 @@ class FAMO(Balancer):
         adam.step(memory, "logits", z * (fallen - (z * fallen).sum()), here * usable, self.lr, self.gamma)
 
     def _lowest(self, like: Tensor) -> Tensor:
-        return torch.tensor(self.lowest, dtype=like.dtype, device=like.device)
+        return torch.stack([like.new_full((), bound) for bound in self.lowest])  # made on the device, and not sent to it

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from moonopt.balance.base import Balancer, Memory, Tasks
 from moonopt.errors import unknown_name
+from moonopt.tasks.presence import selection
 
 Reduction = Literal["mean", "sum"]
 
@@ -26,6 +27,7 @@ class LS(Balancer):
     """
 
     name: ClassVar[str] = "ls"
+    capturable: ClassVar[bool] = True
 
     def __init__(self, tasks: int | Sequence[str], reduction: Reduction = "mean") -> None:
         super().__init__(tasks)
@@ -53,6 +55,7 @@ class STL(Balancer):
     """Single-task learning: the loss of one task, and nothing of the others."""
 
     name: ClassVar[str] = "stl"
+    capturable: ClassVar[bool] = True
 
     def __init__(self, tasks: int | Sequence[str], task: str | None = None) -> None:
         super().__init__(tasks)
@@ -61,5 +64,4 @@ class STL(Balancer):
             raise ValueError(unknown_name(str(task), self.tasks, "task"))
 
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
-        chosen = [1.0 if name == self.task else 0.0 for name in tasks.losses.names]
-        return torch.tensor(chosen, device=tasks.values.device)
+        return selection([name == self.task for name in tasks.losses.names], tasks.values)

@@ -16,8 +16,9 @@ from moonopt.optim.logits import auto_rate, next_logits
 from moonopt.optim.masking import Finite
 from moonopt.optim.muon import Active, Muon
 from moonopt.optim.parameters import Placing
-from moonopt.tasks.directional import MODES, Deltas, Move, Rate
-from moonopt.tasks.losses import Losses, TaskLosses, in_half_precision, read_losses, task_names
+from moonopt.tasks.directional import MODES, Deltas, DoubleBackward, Move, Rate
+from moonopt.tasks.kernels import plain_kernels
+from moonopt.tasks.losses import Losses, TaskLosses, detached, in_half_precision, read_losses, task_names
 from moonopt.tasks.pending import MicroBatch
 from moonopt.tasks.presence import mean_by_task, pick
 from moonopt.tasks.reduce import refuse_several_ranks
@@ -26,6 +27,7 @@ from moonopt.tasks.verbs import Closure
 
 DUALS = ("online", "exact")
 LOSSES = ("plain", "log")
+NO_GRAPH = "No loss depends on anything that requires a gradient."
 TINY = 1e-30  # a weight of 0, for its logarithm
 
 
@@ -45,7 +47,8 @@ class MOON(Muon):
             pass per task (``moonopt.solve_dual``), without momentum, beta, gamma and delta. It stops where no direction
             helps all tasks.
         delta: "loss_difference" evaluates the closure again after the matrices have moved. The others are exact:
-            "forward_mode" (a Jacobian-vector product) and "double_backward" cost the same for any number of tasks, "auto"
+            "forward_mode" (a Jacobian-vector product) and "double_backward" (which ``minimize`` gets from its own backward
+            pass, without evaluating anything again, but keeping its graph) cost the same for any number of tasks, "auto"
             takes the cheaper one of them that works, and "per_task" takes one backward pass per task.
         loss: "plain", or "log" for tasks of any scale: deltas of log-losses, gradient weights z_i / l_i normalised.
 
@@ -82,6 +85,7 @@ class MOON(Muon):
         rules: Mapping[str, Placing] | None = None,
         module: nn.Module | None = None,
         nonfinite: str = "raise",
+        capturable: bool = False,
     ) -> None:
         names = task_names(tasks)
         for value, known, what in ((dual, DUALS, "dual"), (delta, MODES, "delta"), (loss, LOSSES, "loss")):
@@ -108,6 +112,7 @@ class MOON(Muon):
             rules=rules,
             module=module,
             nonfinite=nonfinite,
+            capturable=capturable,
         )
         matrices = self._matrices()
         if not matrices:
@@ -155,7 +160,31 @@ class MOON(Muon):
             numbers |= {f"{what}/{name}": value for name, value in zip(self.tasks, values.tolist(), strict=True)}
         return numbers
 
-    # What MOON adds to combine
+    def obstacle_to_capture(self) -> str | None:
+        if self._dual == "exact":
+            return 'dual="exact" solves for its weights on the host: use dual="online"'
+        if self._delta == "auto":
+            return 'delta="auto" takes times: name the mode, "forward_mode" or "double_backward"'
+        return None
+
+    # What MOON adds to minimize and combine
+
+    def _differentiate(self, closure: Closure, args: tuple[Any, ...]) -> Any:
+        """With double_backward, by a backward pass whose graph stays for the deltas: nothing is evaluated again."""
+        if self._dual == "exact" or not isinstance(self._mode, DoubleBackward):
+            return super()._differentiate(closure, args)
+        self._pending.watch.tell()
+        with plain_kernels():  # in the backward pass, too: checkpointing evaluates there
+            answer = closure(*args)
+            losses = read_losses(answer, self.tasks)
+            if not losses.values.requires_grad:
+                raise RuntimeError(NO_GRAPH)
+            batch = self._micro_batch(losses, None)
+            weights, slopes = self._gradient_weights(losses), self._slopes(losses)
+            batch.observed = self._mode.backward(losses.values, weights, slopes, self._matrices())
+        batch.backward_has_run = True
+        self._pending.batches.append(batch)
+        return detached(answer)
 
     def _replay(self, closure: Closure, args: tuple[Any, ...]) -> Replay | None:
         if not self._evaluates_again:
@@ -308,6 +337,11 @@ class MOON(Muon):
 
     def _compared(self, losses: TaskLosses) -> TaskLosses:
         return losses.log() if self._loss == "log" else losses
+
+    def _slopes(self, losses: TaskLosses) -> Tensor:
+        """Of the losses as they are compared, in the losses."""
+        values = losses.values.detach()
+        return values.reciprocal() if self._loss == "log" else torch.ones_like(values)
 
     def _matrices(self) -> list[Tensor]:
         return [p for group in self._of_kind("matrix") for p in group["params"]]

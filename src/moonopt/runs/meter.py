@@ -13,7 +13,7 @@ MEGABYTE = 1e6
 
 @dataclass
 class Cost:
-    """So far. The first step of every process, which may compile or allocate, counts in ``seconds``, not in ``timed_*``."""
+    """So far. The first steps of every process, which may compile or allocate, count in ``seconds``, not in ``timed_*``."""
 
     seconds: float = 0.0
     timed_seconds: float = 0.0
@@ -29,11 +29,12 @@ class Meter:
     """Adds to a cost while it runs.
 
     Memory is that of all tensors on an accelerator; on a CPU it is what the process has grown by since it had ``before_mb``.
+    The first ``untimed`` steps are not timed.
     """
 
-    def __init__(self, cost: Cost, device: torch.device, before_mb: float) -> None:
+    def __init__(self, cost: Cost, device: torch.device, before_mb: float, untimed: int = 1) -> None:
         self._cost, self._device, self._before = cost, device, before_mb
-        self._is_first = True
+        self._untimed = untimed
         self.run()
 
     def run(self) -> None:
@@ -47,9 +48,9 @@ class Meter:
     def step(self) -> None:
         """A step was taken."""
         self._steps += 1
-        if self._is_first:
+        if self._untimed > 0:
             self.pause(timed=False)
-            self._is_first = False
+            self._untimed -= 1
             self._began, self._steps = time.perf_counter(), 0
 
     def pause(self, timed: bool = True) -> None:

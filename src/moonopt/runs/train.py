@@ -27,9 +27,12 @@ from moonopt.runs.select import Selection
 from moonopt.runs.settings import make_method
 from moonopt.runs.single import task_of
 from moonopt.runs.store import METRICS, RESULT, MetricsLog, RunFolder, write_json
+from moonopt.tasks.capture import CapturedStep, CaptureError, capture
 from moonopt.tasks.losses import Losses, read_losses
 from moonopt.tasks.presence import selection, spread
 
+#: How many steps run before one is captured as a CUDA graph.
+WARMUP = 3
 #: Who watches a run gets what goes into metrics.jsonl, and notes, as dicts that can travel between processes.
 Tell = Callable[[Mapping[str, Any]], None]
 
@@ -70,6 +73,9 @@ class Training:
             torch._functorch.config.donated_buffer = False  # gradient-based methods go through a graph several times
             self.model.compile()
         self.method = make_method(cell.method, self.model, self.bench.tasks, settings)
+        self._captured: CapturedStep | None = None
+        if self.device.type == "cuda" and self.method.obstacle_to_capture() is None:
+            self._captured = capture(self.method, self.task_losses, WARMUP)
         self.task = task_of(cell.method, settings)
         has_validation = self.splits.valid is not None
         self.select = Selection.read(settings["train.select"], has_validation)
@@ -102,14 +108,15 @@ class Training:
             events.flush()
             checkpoint.save(folder.path, self.state() | {"metrics_length": log.saved()})
 
-        saved, meter = time.perf_counter(), Meter(progress.cost, self.device, self.before_mb)
+        untimed = 1 if self._captured is None else WARMUP + 1
+        saved, meter = time.perf_counter(), Meter(progress.cost, self.device, self.before_mb, untimed)
         with contextlib.closing(log), contextlib.closing(events):
             while progress.epoch < settings["train.epochs"]:
                 order = self._order(progress.epoch)
                 while progress.batch < len(order):
                     rate = float(self.method.param_groups[0]["lr"])
                     batch = self.batch(order, progress.epoch, progress.batch)
-                    losses = self.method.minimize(self.task_losses, batch)
+                    losses = self._step(batch, tell)
                     self.schedule.after_step()
                     meter.step()
                     self._remember(losses)
@@ -136,6 +143,16 @@ class Training:
         result = self._result()
         write_json(folder.path / RESULT, result)
         return result
+
+    def _step(self, batch: Any, tell: Tell) -> Any:
+        """One step; as a CUDA graph where that is possible, which changes no number."""
+        if self._captured is not None:
+            try:
+                return self._captured(batch)
+            except CaptureError as error:
+                tell({"kind": "note", "text": f"Training goes on without a CUDA graph. {error}"})
+                self._captured = None
+        return self.method.minimize(self.task_losses, batch)
 
     def task_losses(self, batch: Any) -> Losses:
         """The closure that methods call, perhaps twice."""

@@ -1,7 +1,7 @@
-"""Peak memory of the gradient engines: ``python -m moonopt.speed.memory [--json]``, on an accelerator.
+"""Peak memory of a step: ``python -m moonopt.speed.memory [--json]``, on an accelerator.
 
 A training step with 40 tasks on a convolutional net of the size of CelebA's: ``ls``, a backward pass over a graph that is kept,
-and MGDA with every engine.
+and MGDA with every engine; Muon on the mean loss, and MOON with every way to the deltas.
 """
 
 import gc
@@ -12,10 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from moonopt.balance import LS, MGDA, Balanced, Balancer
+from moonopt.optim.moon import MOON
+from moonopt.optim.muon import Muon
 from moonopt.speed.measure import command_line, show
 
 TASKS, BATCH = 40, 256
 ENGINES = ("columns", "blocked:4", "stored")
+MODES = ("loss_difference", "forward_mode", "double_backward", "per_task")
 
 
 class Net(nn.Module):
@@ -40,7 +43,7 @@ class Net(nn.Module):
 
 
 def measure(device: str = "cuda") -> dict[str, Any]:
-    """MiB above what there is before a step, at its highest point, and of one gradient."""
+    """MiB above what there is before a step, at its highest point, and of one gradient; for MOON and Muon all that there is."""
     torch.manual_seed(0)
     model = Net().to(device)
     x = torch.randn(BATCH, 3, 64, 64, device=device)
@@ -48,7 +51,15 @@ def measure(device: str = "cuda") -> dict[str, Any]:
     peaks = {"ls": _peak(_stepper(model, LS(TASKS), x, y)), "kept graph": _peak(lambda: _kept_graph(model, x, y))}
     peaks |= {f"mgda, {engine}": _peak(_stepper(model, MGDA(TASKS), x, y, engine)) for engine in ENGINES}
     gradient = sum(p.numel() * p.element_size() for p in model.parameters())
-    return {"tasks": TASKS, "batch": BATCH, "gradient": gradient / 2**20, "peaks": peaks}
+    whole = {name: _peak(_minimizer(model, name, x, y), above=False) for name in ("muon", *(f"moon, {mode}" for mode in MODES))}
+    return {
+        "tasks": TASKS,
+        "batch": BATCH,
+        "gradient": gradient / 2**20,
+        "peaks": peaks,
+        "whole": whole,
+        "ratios": {name: peak / whole["muon"] for name, peak in whole.items()},
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -62,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _lines(result: dict[str, Any]) -> list[str]:
     title = f"{result['tasks']} tasks, batch {result['batch']}, one gradient {result['gradient']:.1f} MiB"
-    return [title, *(f"  {who:16} {size:9.1f} MiB" for who, size in result["peaks"].items())]
+    lines = [title, *(f"  {who:24} {size:9.1f} MiB above what there was" for who, size in result["peaks"].items())]
+    return lines + [f"  {who:24} {size:9.1f} MiB  {result['ratios'][who]:6.3f}x" for who, size in result["whole"].items()]
 
 
 def _stepper(model: Net, balancer: Balancer, x: Tensor, y: Tensor, engine: str = "stored") -> Callable[[], object]:
@@ -75,19 +87,25 @@ def _stepper(model: Net, balancer: Balancer, x: Tensor, y: Tensor, engine: str =
     return step
 
 
+def _minimizer(model: Net, name: str, x: Tensor, y: Tensor) -> Callable[[], object]:
+    mode = name.removeprefix("moon, ")
+    optimizer = Muon(model, lr=1e-3) if name == "muon" else MOON(model, tasks=TASKS, lr=1e-3, delta=mode)
+    return lambda: optimizer.minimize(model.losses, x, y)
+
+
 def _kept_graph(model: Net, x: Tensor, y: Tensor) -> None:
     """A pass that does not free activations on the way, because others are to follow."""
     loss = torch.stack(model.losses(x, y)).sum()
     torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
 
 
-def _peak(step: Callable[[], object]) -> float:
+def _peak(step: Callable[[], object], above: bool = True) -> float:
     """Of a second step, in MiB."""
     step()
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before = torch.cuda.memory_allocated() if above else 0
     step()
     torch.cuda.synchronize()
     return float(torch.cuda.max_memory_allocated() - before) / 2**20

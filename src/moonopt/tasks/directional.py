@@ -17,6 +17,7 @@ from moonopt.tasks.gradients import by_parameter, graph_features, task_gradients
 from moonopt.tasks.losses import TaskLosses
 from moonopt.tasks.pending import MicroBatch
 from moonopt.tasks.tangents import carried, tangent_of
+from moonopt.tasks.twice import WeightedGradients, backward, differentiate
 
 Rate = float | Tensor
 Evaluate = Callable[[MicroBatch], contextlib.AbstractContextManager[Tensor]]
@@ -97,7 +98,11 @@ class ForwardMode:
 
 
 class DoubleBackward:
-    """The gradient of <sum_i u_i grad l_i, direction> in u: a backward pass through a backward pass."""
+    """The gradient of <sum_i w_i grad l_i, direction> in w: a backward pass through a backward pass.
+
+    Through the one that ``minimize`` makes anyway, whose graph it keeps until then; or else through one of losses that are
+    evaluated again.
+    """
 
     name: ClassVar[str] = "double_backward"
     evaluates_again: ClassVar[bool] = True
@@ -106,24 +111,26 @@ class DoubleBackward:
     def observe(self, losses: TaskLosses, matrices: Sequence[Tensor]) -> None:
         refuse_unsupported(self.name, graph_features(losses.values))
 
-    @torch.enable_grad()
+    def backward(self, losses: Tensor, weights: Tensor, slopes: Tensor, matrices: Sequence[Tensor]) -> WeightedGradients:
+        """The backward pass of the weighted losses, and what to keep of it until ``step``."""
+        with _names_other_modes(self.name):
+            return backward(losses, weights, slopes, matrices)
+
     def deltas(self, batch: MicroBatch, evaluate: Evaluate, move: Move) -> Deltas:
-        parameters = [p for p in move.directions if p.requires_grad]
-        with _names_other_modes(self.name), evaluate(batch) as losses, without_autocast(losses.device.type):
-            if not parameters or not losses.requires_grad:
-                return _exact(torch.zeros_like(batch.before))
-            u = torch.ones_like(losses, requires_grad=True)
-            gradients = torch.autograd.grad((u * losses).sum(), parameters, create_graph=True, allow_unused=True)
-            along = _inner(by_parameter(parameters, gradients), move.directions, losses)
-            if not along.requires_grad:  # no loss depends on a matrix
-                return _exact(torch.zeros_like(batch.before))
-            return _exact(torch.autograd.grad(along, u)[0])
+        kept, batch.observed = batch.observed, None  # with the graph, which nobody needs any more
+        with _names_other_modes(self.name):
+            if kept is not None:
+                return _exact(kept.along(move.directions))
+            parameters = [p for p in move.directions if p.requires_grad]
+            with torch.enable_grad(), evaluate(batch) as losses, without_autocast(losses.device.type):
+                return _exact(differentiate(losses, parameters).along(move.directions))
 
 
 class Auto:
     """The cheaper of ``forward_mode`` and ``double_backward`` that works, by a short measurement for every new shape.
 
-    Sizes count up to the next power of two. Which one it is no checkpoint remembers: they differ by rounding.
+    Both evaluate again: at the first evaluation nobody knows yet which one it will be. Sizes count up to the next power of
+    two. Which one it is no checkpoint remembers: they differ by rounding.
     """
 
     name: ClassVar[str] = "auto"

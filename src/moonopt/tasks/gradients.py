@@ -5,7 +5,7 @@ backward passes, or with one kept and a forward-mode pass along each, which give
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ def task_gradients(
     if not parameters:
         return [[] for _ in losses]
     rows: list[list[Tensor | None]] = []
-    with torch.enable_grad(), without_autocast(losses[0].device.type), _without_hooks(parameters):
+    with torch.enable_grad(), without_autocast(losses[0].device.type), without_hooks(parameters):
         for loss in losses:
             row: Sequence[Tensor | None] = [None] * len(parameters)
             if loss.requires_grad:
@@ -136,14 +136,19 @@ def depends_on(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[l
     """For each loss which parameters its graph reaches."""
     found = []
     for loss in losses:
-        reached = {id(node.variable) for node in _graph(loss) if hasattr(node, "variable")}
+        reached = {id(node.variable) for node in nodes_of([loss]) if hasattr(node, "variable")}
         found.append([id(p) in reached for p in parameters])
     return found
 
 
+def leaves_of(losses: Tensor) -> list[Tensor]:
+    """Every tensor that a backward pass leaves a gradient in."""
+    return [node.variable for node in nodes_of([losses]) if hasattr(node, "variable")]
+
+
 def graph_features(losses: Tensor) -> dict[str, str]:
     """What in a graph makes task gradients wrong or impossible, each with what else could be done about it."""
-    nodes = {type(node).__name__ for node in _graph(losses)}
+    nodes = {type(node).__name__ for node in nodes_of([losses])}
     features = {}
     if "CheckpointFunctionBackward" in nodes:  # parameters inside would silently get no gradient
         features["reentrant checkpointing"] = "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
@@ -155,7 +160,7 @@ def graph_features(losses: Tensor) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _without_hooks(parameters: Sequence[Tensor]) -> Iterator[None]:
+def without_hooks(parameters: Sequence[Tensor]) -> Iterator[None]:
     """A hook on a parameter is for the gradient that the optimizer gets, and would act on it a second time."""
     hooks = [(p._backward_hooks, dict(p._backward_hooks)) for p in parameters if p._backward_hooks]
     for registered, _ in hooks:
@@ -171,9 +176,9 @@ def _unscaled(gradient: Tensor) -> Tensor:
     return gradient.to(torch.promote_types(gradient.dtype, torch.float32)) / GRADIENT_SCALE
 
 
-def _graph(output: Tensor) -> Iterator[torch.autograd.graph.Node]:
+def nodes_of(outputs: Iterable[Tensor]) -> Iterator[torch.autograd.graph.Node]:
     """Every node of the backward graph."""
-    waiting, seen = [output.grad_fn], set()
+    waiting, seen = [output.grad_fn for output in outputs], set()
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:

@@ -7,6 +7,7 @@ must not be rebound. Pickling and copying drop it: a graph that waits for its ba
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from moonopt.tasks.losses import TaskLosses
@@ -80,12 +81,19 @@ class Pending:
         self.batches[:] = waiting
 
     def clear(self) -> None:
-        """Forget everything but the warnings that were given."""
+        """Forget everything but the warnings that were given; counters on a device stay where they are, at 0."""
         self.batches.clear()
         self.watch.clear()
-        self.counters.clear()
+        self.counters = {name: count.zero_() for name, count in self.counters.items() if isinstance(count, Tensor)}
         self.latest.clear()
         self.by_task.clear()
 
     def count(self, name: str, number: int | Tensor) -> None:
-        self.counters[name] = self.counters.get(name, 0) + number
+        """Count on; on the device in place, so that a captured step counts as well."""
+        before = self.counters.get(name, 0)
+        if isinstance(number, Tensor):
+            before = before if isinstance(before, Tensor) else torch.full_like(number, before)
+            before += number
+            self.counters[name] = before
+        else:
+            self.counters[name] = before + number

@@ -27,7 +27,7 @@ def spread(numbers: Tensor, present: Sequence[bool]) -> Tensor:
     """One number for every task, 0 for those that are not there."""
     if all(present):
         return numbers
-    remaining, zero = iter(numbers.unbind()), torch.zeros_like(numbers[0])
+    remaining, zero = iter(numbers.unbind()), numbers.new_zeros(())
     return torch.stack([next(remaining) if here else zero for here in present])
 
 

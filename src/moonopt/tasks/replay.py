@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from moonopt.tasks.capturing import draw_again, is_capturing
 from moonopt.tasks.kernels import KERNELS, has_dropout, plain_kernels
 
 Answer = Any
@@ -34,7 +35,7 @@ class Replay:
     ) -> None:
         self._closure, self._args, self._module, self._plain = closure, args, module, plain
         self._plain_at_first = False
-        self._generators = _Generators(devices)
+        self._generators = _generators(devices)
         self._autocast = _Autocast(devices)
         self._buffers = _Buffers(module)
         self._flags = _Flags(module)
@@ -132,6 +133,24 @@ class _Generators:
         torch.set_rng_state(self._cpu)
         for device, state in zip(self._devices, self._accelerators, strict=True):
             torch.get_device_module(device).set_rng_state(state, *_index(device))
+
+
+class _CapturedGenerators:
+    """The generator of a GPU in a capture, which has no state to save: it is told to draw the same again, or to go on."""
+
+    def __init__(self, device: torch.device, again: bool = True) -> None:
+        self._device, self._again = device, again
+
+    def here(self) -> "_CapturedGenerators":
+        return _CapturedGenerators(self._device, again=False)
+
+    def restore(self) -> None:
+        draw_again(self._device, self._again)
+
+
+def _generators(devices: Iterable[torch.device]) -> _Generators | _CapturedGenerators:
+    captured = [device for device in devices if is_capturing(device)]
+    return _CapturedGenerators(captured[0]) if captured else _Generators(devices)
 
 
 class _Autocast:

@@ -31,10 +31,9 @@ class TaskOptimizer(Optimizer):
         if not callable(closure):
             raise TypeError(f"minimize needs a closure that computes the losses, found a {type(closure).__name__}.")
         self.zero_grad()
-        loss, answer = self._combine(closure, args, None)
-        loss.backward()  # type: ignore[no-untyped-call]
+        answer = self._differentiate(closure, args)
         self.step()
-        return detached(answer)
+        return answer
 
     def combine(self, closure: Closure | Losses, *args: Any, again: Callable[[], Losses] | None = None) -> Tensor:
         """The task losses as one scalar for any backward pass.
@@ -52,10 +51,23 @@ class TaskOptimizer(Optimizer):
         """
         return self._combine(closure, args, again)[0]
 
+    def obstacle_to_capture(self) -> str | None:
+        """Why ``moonopt.capture`` cannot make a CUDA graph of a step, and what to do about it; None where it can."""
+        return f"{type(self).__name__} does not say that it can be"
+
+    def prepare_for_capture(self) -> None:
+        """Bring to the device what a step would otherwise have to wait for."""
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Torch's, and forget combined losses whose backward has run: their step was skipped."""
         super().zero_grad(set_to_none)
         self._pending.forget_finished()
+
+    def _differentiate(self, closure: Closure, args: tuple[Any, ...]) -> Any:
+        """Leave the gradients of the combined losses in the parameters; the losses come back without their graph."""
+        loss, answer = self._combine(closure, args, None)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return detached(answer)
 
     def _combine(
         self, closure: Closure | Losses, args: tuple[Any, ...], again: Callable[[], Losses] | None

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from moonopt.tasks.capturing import is_capturing
+
 #: What may be done about a non-finite loss or gradient.
 NONFINITE = ("raise", "skip")
 
@@ -14,7 +16,9 @@ LEFT = "Parameters and optimizer state were left as they were."
 TAKEN = "The step was taken before this was known: go back to a checkpoint."
 
 
-class _Report(NamedTuple):
+class Report(NamedTuple):
+    """The flags of one step."""
+
     step: int
     names: tuple[str, ...]  # of the losses; the last flag is the gradients'
     ailment: str
@@ -27,21 +31,31 @@ class Watch:
     """A queue of reports on their way to the host."""
 
     def __init__(self) -> None:
-        self._reports: list[_Report] = []
+        self._reports: list[Report] = []
+        self.captured: Report | None = None  # of the step that is being captured
 
     def note(self, step: int, names: Sequence[str], bad: Tensor, ailment: str, consequence: str = LEFT) -> None:
         """``bad`` has one flag per name and one for the gradients; ``ailment`` says what a bad loss is."""
-        ready = None
-        if bad.device.type != "cpu":
-            ready = torch.Event(bad.device)
-            bad = bad.to("cpu", non_blocking=True)
+        report = Report(step, tuple(names), ailment, consequence, bad, None)
+        if is_capturing(bad.device):
+            self.captured = report
+        else:
+            self.send(report)
+
+    def send(self, report: Report) -> None:
+        """On its way, with the flags as they are now."""
+        if report.bad.device.type != "cpu":
+            ready = torch.Event(report.bad.device)
+            report = report._replace(bad=report.bad.to("cpu", non_blocking=True), ready=ready)
             ready.record()
-        self._reports.append(_Report(step, tuple(names), ailment, consequence, bad, ready))
+        self._reports.append(report)
 
     def tell(self, wait: bool = False) -> None:
         """Raise for the first report that has arrived and is bad; with ``wait``, let them all arrive."""
         while self._reports:
             report = self._reports[0]
+            if report.ready is not None and torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+                return  # nobody may ask for an event meanwhile
             if report.ready is not None and not report.ready.query():
                 if not wait:
                     return
@@ -68,7 +82,7 @@ def all_finite(tensors: list[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(tensors, math.inf)).isfinite().all()
 
 
-def _text(report: _Report, flags: list[bool]) -> str:
+def _text(report: Report, flags: list[bool]) -> str:
     tasks = list(dict.fromkeys(repr(name) for name, flag in zip(report.names, flags, strict=False) if flag))
     if tasks:
         what = f"the loss of {'tasks' if len(tasks) > 1 else 'task'} {', '.join(tasks)} is {report.ailment}"

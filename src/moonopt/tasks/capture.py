@@ -1,0 +1,293 @@
+"""A whole training step as one CUDA graph: forward, backward, update, deltas and task weights, in one launch.
+
+A small model's step is hundreds of kernels that take less time than their launches. A graph launches them all at once.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from moonopt.tasks.capturing import Twins
+from moonopt.tasks.losses import HALF_DTYPES
+from moonopt.tasks.verbs import Closure, TaskOptimizer
+
+#: How many graphs are kept, one for each shape of the arguments; what comes after is computed without one.
+MOST_GRAPHS = 8
+
+
+def capture(optimizer: TaskOptimizer, closure: Closure, warmup: int = 3) -> "CapturedStep":
+    """``optimizer.minimize`` as a CUDA graph: call the result with the closure's arguments, once per step.
+
+    Every call is one step, with the same numbers as ``optimizer.minimize(closure, *args)``. The first ``warmup`` calls with
+    arguments of a shape run as they always do; then the step is captured. Tensors among the arguments are copied into the
+    graph's, whatever else they hold is part of what makes a graph. Learning rates may change at every step; after a change of
+    another setting (momentum, weight decay) it is captured anew. Without a GPU this is ``minimize``.
+
+    The closure must not wait for the device (``.item()``, ``.cpu()``, ``print``), nor look at values in Python. What it does on
+    the host besides, and hooks, happen when the step is captured, and not again.
+
+    >>> theta = torch.nn.Parameter(torch.zeros(2, 2))
+    >>> from moonopt import MOON
+    >>> optimizer = MOON([{"params": [theta], "kind": "matrix"}], tasks=2, lr=0.1, module=torch.nn.Identity())
+    >>> step = capture(optimizer, lambda target: [(theta - target).square().sum(), (theta + target).square().sum()])
+    >>> step(torch.ones(2, 2))
+    [tensor(4.), tensor(4.)]
+
+    """
+    return CapturedStep(optimizer, closure, warmup)
+
+
+class CaptureError(RuntimeError):
+    """A step cannot be captured. It has not been made, and nothing has changed."""
+
+
+class CapturedStep:
+    """A step that is captured once its shapes are known: see ``capture``."""
+
+    def __init__(self, optimizer: TaskOptimizer, closure: Closure, warmup: int) -> None:
+        obstacle = optimizer.obstacle_to_capture()
+        if obstacle is not None:
+            raise ValueError(f"This step cannot be captured: {obstacle}.")
+        if warmup < 1:
+            raise ValueError(f"warmup must be at least one step, found {warmup}.")
+        self._optimizer, self._closure, self._warmup = optimizer, closure, warmup
+        self._device = optimizer.param_groups[0]["params"][0].device
+        self._seen: Counter[Any] = Counter()
+        self._graphs: dict[Any, _Graph] = {}
+        if self._device.type == "cuda":
+            optimizer.prepare_for_capture()
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            self._rates = _Rates(optimizer)
+            self._pool = torch.cuda.graph_pool_handle()
+
+    @property
+    def graphs(self) -> int:
+        """How many graphs there are so far."""
+        return len(self._graphs)
+
+    def __call__(self, *args: Any) -> Any:
+        """One step; returns the losses before it, detached, in the structure in which the closure gives them."""
+        if self._device.type != "cuda":
+            return self._optimizer.minimize(self._closure, *args)
+        kind = self._kind(args)
+        if kind not in self._graphs:
+            self._seen[kind] += 1
+            if kind is None or self._seen[kind] <= self._warmup or len(self._graphs) == MOST_GRAPHS:
+                return self._without_graph(args)
+            self._seen.clear()
+            self._graphs[kind] = self._captured(args)
+        self._rates.follow()
+        return self._graphs[kind].replay(args)
+
+    def _kind(self, args: tuple[Any, ...]) -> Any:
+        """What a graph depends on; None where an argument is something that nobody can compare."""
+        leaves, tree = tree_flatten(args)
+        described: list[Any] = [str(tree)]
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                described.append((leaf.shape, leaf.dtype))
+            elif leaf is None or isinstance(leaf, bool | int | float | str):
+                described.append(leaf)
+            else:
+                return None
+        groups = self._optimizer.param_groups
+        settings = [_settings(group) for group in groups]
+        trained = tuple(p.requires_grad for group in groups for p in group["params"])
+        module = getattr(self._optimizer, "_module", None)
+        modes = (module is None or module.training, torch.is_autocast_enabled(self._device.type))
+        return (*described, *settings, trained, modes)
+
+    def _without_graph(self, args: tuple[Any, ...]) -> Any:
+        """On the stream of the capture, because autograd remembers streams."""
+        here = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(here)
+        self._rates.follow()
+        with torch.cuda.stream(self._stream), self._rates.in_use():
+            answer = self._optimizer.minimize(self._closure, *_on_device(args, self._device))
+        here.wait_stream(self._stream)
+        return answer
+
+    def _captured(self, args: tuple[Any, ...]) -> "_Graph":
+        self._optimizer._pending.watch.tell(wait=True)
+        torch.cuda.synchronize(self._device)
+        with self._rates.in_use():
+            return _Graph(self._optimizer, self._closure, args, self._stream, self._pool)
+
+
+class _Graph:
+    """One captured step, and the tensors that it reads and writes."""
+
+    def __init__(
+        self,
+        optimizer: TaskOptimizer,
+        closure: Closure,
+        args: tuple[Any, ...],
+        stream: torch.cuda.Stream,
+        pool: Any,
+    ) -> None:
+        self._pending = pending = optimizer._pending
+        device = stream.device
+        self._inputs = tree_map(lambda leaf: leaf.to(device, copy=True) if isinstance(leaf, Tensor) else leaf, args)
+        self._input_tensors = [leaf for leaf in tree_leaves(self._inputs) if isinstance(leaf, Tensor)]
+        self._graph = torch.cuda.CUDAGraph()
+        self._twins = Twins(self._graph, device)
+        self._slots = _Slots(optimizer)
+        try:
+            # Of this thread alone: others may load data meanwhile.
+            with self._twins.in_use(), torch.cuda.graph(self._graph, pool, stream, capture_error_mode="thread_local"):
+                answer = optimizer.minimize(closure, *self._inputs)
+                self._slots.write_back()
+        except RuntimeError as error:
+            raise CaptureError(
+                "This step cannot be captured. The closure must not wait for the device (.item(), .cpu(), print), draw from "
+                "generators of its own, or look at values in Python; optimizer.minimize(closure, *args) takes any. The cause: "
+                f"{str(error).splitlines()[0]}"
+            ) from error
+        finally:
+            self._slots.undo_numbers()
+            pending.batches.clear()
+        self._answers, self._structure = tree_flatten(answer)
+        self._report = pending.watch.captured
+        self._shown = dict(pending.by_task), dict(pending.latest)
+
+    def replay(self, args: tuple[Any, ...]) -> Any:
+        given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+        if given:
+            torch._foreach_copy_(self._input_tensors, given, non_blocking=True)
+        self._pending.watch.tell()
+        self._slots.refill()
+        self._twins.synchronize()
+        self._graph.replay()
+        self._slots.count()
+        by_task, latest = self._shown
+        self._pending.by_task |= by_task
+        self._pending.latest |= latest
+        if self._report is not None:
+            self._pending.watch.send(self._report._replace(step=self._report.step + self._slots.counted - 1))
+        return tree_unflatten(torch._foreach_add(self._answers, 0), self._structure)  # the next replay overwrites these
+
+
+class _Rates:
+    """The learning rates as tensors on the device, one per group; the groups keep what they have."""
+
+    def __init__(self, optimizer: TaskOptimizer) -> None:
+        self._optimizer = optimizer
+        self._tensors: list[Tensor] = []
+        self._numbers: list[float | None] = []
+
+    def follow(self) -> None:
+        """Bring the tensors up to date, without waiting."""
+        for group in self._optimizer.param_groups[len(self._tensors) :]:
+            parameter = group["params"][0]
+            dtype = torch.float32 if parameter.dtype in HALF_DTYPES else parameter.dtype
+            self._tensors.append(torch.zeros((), dtype=dtype, device=parameter.device))
+            self._numbers.append(None)
+        for index, group in enumerate(self._optimizer.param_groups):
+            rate = group["lr"]
+            if isinstance(rate, Tensor):
+                self._tensors[index].copy_(rate)
+            elif rate != self._numbers[index]:
+                self._tensors[index].fill_(rate)
+                self._numbers[index] = rate
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        groups = list(self._optimizer.param_groups)
+        before = [group["lr"] for group in groups]
+        try:
+            for group, tensor in zip(groups, self._tensors, strict=True):
+                group["lr"] = tensor
+            yield
+        finally:
+            for group, rate in zip(groups, before, strict=True):
+                group["lr"] = rate
+
+
+class _Slots:
+    """Where an optimizer keeps its state: tensors that a graph reads and writes, and numbers that it counts on the host.
+
+    An optimizer may replace a tensor, in a step or when a checkpoint is loaded. The graph knows the one that was there when it
+    was captured: what replaces it is copied into it.
+    """
+
+    def __init__(self, optimizer: TaskOptimizer) -> None:
+        self._optimizer = optimizer
+        self._tensors = {place: value for place, value in self._places() if isinstance(value, Tensor)}
+        self._numbers = {place: value for place, value in self._places() if _is_number(value)}
+        self._steps: dict[tuple[Any, str], int] = {}
+
+    def write_back(self) -> None:
+        """In the capture, after the step."""
+        for place, value in list(self._places()):
+            before = self._tensors.get(place)
+            if before is not None and isinstance(value, Tensor) and value is not before:
+                before.copy_(value)
+                self._put(place, before)
+
+    def undo_numbers(self) -> None:
+        """After the capture, in which nothing has happened: by how much the step counts on is remembered."""
+        for place, value in list(self._places()):
+            if place in self._numbers and _is_number(value) and value != self._numbers[place]:
+                self._steps[place] = value - self._numbers[place]
+                self._put(place, self._numbers[place])
+
+    def refill(self) -> None:
+        """Before a replay: take over what has been put in place of the graph's tensors."""
+        for place, tensor in self._tensors.items():
+            value = self._get(place)
+            if value is not tensor and isinstance(value, Tensor):
+                tensor.copy_(value)
+                self._put(place, tensor)
+
+    def count(self) -> None:
+        """After a replay."""
+        for place, step in self._steps.items():
+            self._put(place, self._get(place) + step)
+
+    @property
+    def counted(self) -> int:
+        """How many steps there were since the capture, with a graph or without."""
+        return next((self._get(place) - self._numbers[place] for place in self._steps), 1)
+
+    def _places(self) -> Iterator[tuple[tuple[Any, str], Any]]:
+        for index, group in enumerate(self._optimizer.param_groups):
+            yield from (((index, name), value) for name, value in group.items() if name != "lr")
+        for p, state in self._optimizer.state.items():
+            yield from (((p, name), value) for name, value in state.items())
+
+    def _get(self, place: tuple[Any, str]) -> Any:
+        return self._owner(place).get(place[1])
+
+    def _put(self, place: tuple[Any, str], value: Any) -> None:
+        self._owner(place)[place[1]] = value
+
+    def _owner(self, place: tuple[Any, str]) -> dict[str, Any]:
+        where, owners = place[0], self._optimizer.param_groups
+        owner: dict[str, Any] = self._optimizer.state[where] if isinstance(where, Tensor) else owners[where]
+        return owner
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _settings(group: dict[str, Any]) -> tuple[Any, ...]:
+    """What a graph takes as given: neither rates nor what an optimizer counts or remembers."""
+    counted = ("lr", "step", "initial_lr")
+    return tuple(
+        (name, value)
+        for name, value in group.items()
+        if isinstance(value, bool | int | float | str | tuple) and name not in counted and not name.startswith("balancer_")
+    )
+
+
+def _on_device(args: tuple[Any, ...], device: torch.device) -> tuple[Any, ...]:
+    moved: tuple[Any, ...] = tree_map(
+        lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, args
+    )
+    return moved

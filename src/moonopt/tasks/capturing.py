@@ -1,0 +1,53 @@
+"""What is different while a CUDA graph is captured: nothing may be waited for, and random numbers are those of the replay."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+#: By device, while it is captured: its generator, and the one that gives the same numbers a second time.
+_TWINS: dict[torch.device, tuple[torch.Generator, torch.Generator]] = {}
+
+
+def is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+class Twins:
+    """The generator of a device and a twin, both registered with a graph that is about to be captured.
+
+    In the graph, the first evaluation draws from the generator, the second one from the twin.
+    """
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
+        self._device = device
+        self._default = torch.cuda.default_generators[device.index]
+        self._own, self._twin = self._default.graphsafe_get_state(), self._default.clone_state()
+        graph.register_generator_state(self._twin)
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """While the graph is captured. If that fails, the generator goes on as if nothing had been tried."""
+        untouched = self._default.clone_state()  # torch would leave the other one in the state of a capture
+        _TWINS[self._device] = (self._own, self._twin)
+        try:
+            yield
+        except BaseException:
+            self._default.graphsafe_set_state(untouched)
+            raise
+        else:
+            self._default.graphsafe_set_state(self._own)
+        finally:
+            del _TWINS[self._device]
+
+    def synchronize(self) -> None:
+        """Before a replay: let the twin go on from where the generator is."""
+        self._twin.manual_seed(self._default.initial_seed())
+        self._twin.set_offset(self._default.get_offset())
+
+
+def draw_again(device: torch.device, again: bool) -> None:
+    """In a capture: from now on, draw what was drawn before, or go on where that was left."""
+    if device not in _TWINS:
+        raise RuntimeError("A step that evaluates its losses twice draws random numbers twice: capture it by moonopt.capture.")
+    torch.cuda.default_generators[device.index].graphsafe_set_state(_TWINS[device][1 if again else 0])

@@ -1,0 +1,274 @@
+"""A step as a CUDA graph makes the same numbers as a step without; most of this needs a GPU."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import moonopt
+from moonopt import MOON, Balanced, Muon
+from moonopt.balance import FAMO, LS, MGDA, UW
+from moonopt.tasks.capture import CaptureError
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+MODES = ("loss_difference", "forward_mode", "double_backward", "per_task")
+
+
+class Net(nn.Module):
+    """Attention, dropout and batch norm, and a head per task."""
+
+    def __init__(self, dropout=0.1):
+        super().__init__()
+        self.body = nn.TransformerEncoderLayer(32, 4, 64, dropout, batch_first=True)
+        self.norm = nn.BatchNorm1d(32)
+        self.heads = nn.ModuleList(nn.Linear(32, 1) for _ in range(2))
+
+    def losses(self, x, y):
+        hidden = self.norm(self.body(x).mean(1))
+        return {name: (head(hidden)[:, 0] - y).square().mean() for name, head in zip("ab", self.heads, strict=True)}
+
+
+def batches(count, size=16, device="cuda"):
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((size, 5, 32), (size,))
+    return [tuple(torch.randn(shape, generator=generator).to(device) for shape in shapes) for _ in range(count)]
+
+
+def trained(build, data, captured, schedule=None, make=Net):
+    """The model and the optimizer after a step on each batch, and the losses on the way; without a graph by a long warm-up."""
+    torch.manual_seed(0)
+    model = make().cuda()
+    optimizer = build(model)
+    step = moonopt.capture(optimizer, model.losses, warmup=3 if captured else 1000)
+    scheduler = None if schedule is None else schedule(optimizer)
+    losses = []
+    for batch in data:
+        losses.append(step(*batch))
+        if scheduler is not None:
+            scheduler.step()
+    assert (step.graphs > 0) == captured
+    return model, optimizer, losses
+
+
+def assert_equal(one, other):
+    (model, _, losses), (other_model, _, other_losses) = one, other
+    for found, expected in zip(losses, other_losses, strict=True):
+        assert found.keys() == expected.keys()
+        assert all(found[name].equal(expected[name]) for name in found)
+    for (name, value), expected in zip(model.state_dict().items(), other_model.state_dict().values(), strict=True):
+        assert value.equal(expected), name
+
+
+def moon(mode="loss_difference", **settings):
+    return lambda model: MOON(model, tasks=["a", "b"], lr=0.01, beta=0.3, delta=mode, **settings)
+
+
+def test_without_a_gpu_it_is_minimize():
+    data = batches(4, device="cpu")
+    models = []
+    for captured in (True, False):
+        torch.manual_seed(0)
+        model = Net()
+        optimizer = moon()(model)
+        step = moonopt.capture(optimizer, model.losses) if captured else None
+        for batch in data:
+            step(*batch) if step else optimizer.minimize(model.losses, *batch)
+        models.append(model)
+    assert all(p.equal(q) for p, q in zip(*(model.parameters() for model in models), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("build", "text"),
+    [
+        (lambda model: MOON(model, tasks=2, dual="exact"), 'dual="online"'),
+        (lambda model: MOON(model, tasks=2, delta="auto"), "name the mode"),
+        (lambda model: Balanced(MGDA(2), torch.optim.Adam(model.parameters())), "mgda computes its weights on the host"),
+        (lambda model: Balanced(LS(2), torch.optim.SGD(model.parameters())), "has no capturable form"),
+        (lambda model: Balanced(LS(2), torch.optim.Adam(model.parameters()), every=2), "every > 1"),
+    ],
+)
+def test_what_cannot_be_captured_is_refused_with_the_reason(build, text):
+    with pytest.raises(ValueError, match=text):
+        moonopt.capture(build(Net()), Net().losses)
+
+
+def test_capturable_keeps_rates_as_tensors_that_schedulers_change_and_checkpoints_restore():
+    model = Net()
+    optimizer = Muon(model, lr=0.5, vector_lr=0.25, capturable=True)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert [rate.item() for rate in rates] == [0.5, 0.25]
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.minimize(lambda: model.losses(*batches(1, device="cpu")[0]))
+    scheduler.step()
+    assert [rate.item() for rate in rates] == [0.25, 0.125]
+    optimizer.load_state_dict(saved)
+    assert [rate.item() for rate in rates] == [0.5, 0.25]
+    assert all(group["lr"] is rate for group, rate in zip(optimizer.param_groups, rates, strict=True))
+
+
+@needs_gpu
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("loss", ["plain", "log"])
+def test_a_captured_moon_step_is_the_step_with_dropout_and_buffers(mode, loss):
+    data = batches(12)
+    build = moon(mode, loss=loss)
+    one, other = (trained(build, data, captured) for captured in (True, False))
+    assert_equal(one, other)
+    assert one[1].logits.equal(other[1].logits)
+    assert one[1].logits.abs().max() > 0
+    found, expected = one[1].diagnostics(), other[1].diagnostics()
+    assert found.keys() == expected.keys()
+    assert found["step"] == expected["step"] == 12
+    assert found["delta/a"] == expected["delta/a"]
+
+
+@needs_gpu
+def test_a_captured_step_is_that_of_minimize():
+    data, models = batches(6), []
+    for captured in (True, False):
+        torch.manual_seed(0)
+        model = Net().cuda()
+        optimizer = moon("per_task")(model)
+        step = moonopt.capture(optimizer, model.losses) if captured else None
+        for batch in data:
+            step(*batch) if step else optimizer.minimize(model.losses, *batch)
+        models.append(model)
+    for p, q in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.allclose(p, q, rtol=1e-5, atol=1e-6)
+
+
+@needs_gpu
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda model: Muon(model, lr=0.01, weight_decay=0.1, vector_weight_decay=0.1),
+        lambda model: Muon(model, lr=0.01, nesterov=True, scale="rms"),
+        lambda model: Balanced(LS(["a", "b"]), torch.optim.Adam(model.parameters(), lr=1e-3), module=model),
+        lambda model: Balanced(UW(["a", "b"]), torch.optim.AdamW(model.parameters(), lr=1e-3), module=model),
+        lambda model: Balanced(FAMO(["a", "b"]), torch.optim.Adam(model.parameters(), lr=1e-3), module=model),
+        lambda model: Balanced(FAMO(["a", "b"]), Muon(model, lr=0.01), module=model),
+    ],
+    ids=["muon", "nesterov", "ls+adam", "uw+adamw", "famo+adam", "famo+muon"],
+)
+def test_other_methods_and_schedulers_and_shapes_are_the_same_captured(build):
+    data = batches(6) + batches(1, size=7) + batches(6) + batches(1, size=7)
+
+    def schedule(optimizer):
+        return torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+
+    assert_equal(*(trained(build, data, captured, schedule) for captured in (True, False)))
+
+
+@needs_gpu
+@pytest.mark.parametrize("build", [moon(), lambda model: Balanced(LS(["a", "b"]), torch.optim.Adam(model.parameters()))])
+def test_a_loaded_checkpoint_leaves_the_graph_valid(build):
+    torch.manual_seed(0)
+    model = Net(dropout=0.0).cuda()
+    optimizer = build(model)
+    step = moonopt.capture(optimizer, model.losses)
+    data = batches(12)
+    for batch in data[:6]:
+        step(*batch)
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    first = [step(*batch) for batch in data[6:]]
+    model.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    second = [step(*batch) for batch in data[6:]]
+    assert all(one[name].equal(other[name]) for one, other in zip(first, second, strict=True) for name in one)
+
+
+@needs_gpu
+def test_a_bad_loss_is_told_and_leaves_everything_as_it_was():
+    torch.manual_seed(0)
+    model = Net().cuda()
+    optimizer = moon()(model)
+    step = moonopt.capture(optimizer, model.losses)
+    data = batches(7)
+    for batch in data[:6]:
+        step(*batch)
+    before = [p.clone() for p in model.parameters()]
+    step(data[6][0], data[6][1] * torch.nan)
+    assert all(p.equal(q) for p, q in zip(model.parameters(), before, strict=True))
+    with pytest.raises(FloatingPointError, match="At step 7, the loss of tasks 'a', 'b'"):
+        optimizer.state_dict()
+
+
+@needs_gpu
+def test_replays_do_not_wait_for_the_device():
+    model = Net().cuda()
+    optimizer = moon()(model)
+    step = moonopt.capture(optimizer, model.losses)
+    data = batches(30)
+    for batch in data[:6]:
+        step(*batch)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for batch in data[6:]:
+            step(*batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_gpu
+def test_a_closure_that_waits_is_refused_with_advice():
+    model = Net().cuda()
+    optimizer = moon()(model)
+
+    def losses(x, y):
+        found = model.losses(x, y)
+        found["a"].item()
+        return found
+
+    step = moonopt.capture(optimizer, losses)
+    batch = batches(1)[0]
+    for _ in range(3):
+        step(*batch)
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(CaptureError, match="must not wait for the device"):
+        step(*batch)
+    assert optimizer.param_groups[0]["step"] == 3
+    assert all(p.equal(q) for p, q in zip(model.parameters(), before, strict=True))
+    optimizer.minimize(losses, *batch)
+    assert optimizer.diagnostics()["step"] == 4
+
+
+@needs_gpu
+def test_a_step_in_a_graph_of_ones_own():
+    model = Net(dropout=0.0).cuda()
+    twin = copy.deepcopy(model)
+    x, y = batches(1)[0]
+    optimizers = [Muon(each, lr=0.01, capturable=True) for each in (model, twin)]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            optimizers[0].minimize(model.losses, x, y)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        optimizers[0].minimize(model.losses, x, y)
+    for _ in range(4):
+        graph.replay()
+    for _ in range(7):
+        optimizers[1].minimize(twin.losses, x, y)
+    assert all(torch.allclose(p, q, rtol=1e-5, atol=1e-6) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+@needs_gpu
+@pytest.mark.slow
+def test_a_compiled_model_is_the_same_captured():
+    data = batches(10)
+
+    def build(model):
+        model.compile()
+        return moon()(model)
+
+    class Compiled(Net):
+        def losses(self, x, y):
+            return self(x, y)
+
+        def forward(self, x, y):
+            return super().losses(x, y)
+
+    assert_equal(*(trained(build, data, captured, make=Compiled) for captured in (True, False)))
