@@ -23,7 +23,7 @@ EXACT = ("svd", "eigh")
 #: multiplies bfloat16: there it takes half the time of float32, and below this side float32 is fast enough to keep.
 HALF_PRECISION_SIDE = 256
 #: On a CPU, a stack has no more bytes than this: a chain of products over it then stays in the caches.
-PORTION = 2**21
+PORTION = 3 * 2**20
 #: From this ratio r of the sides on, iterating on the Gram matrix is less work: with one restart 8 r + 28 against
 #: 20 r + 10 short sides cubed for five steps. It is more products, so that below this short side it takes longer.
 GRAM_RATIO = 1.5
@@ -167,9 +167,12 @@ def _check_matrix(matrix: Tensor) -> None:
 
 
 def _portions(indices: list[int], size: int, device: torch.device) -> Iterator[list[int]]:
-    """On a CPU, portions of about the same length whose matrices, of so many bytes each, stay in the caches."""
-    count = math.ceil(len(indices) / max(1, PORTION // max(1, size))) if device.type == "cpu" else 1
-    return (indices[len(indices) * i // count : len(indices) * (i + 1) // count] for i in range(count))
+    """On a CPU, portions whose matrices, of so many bytes each, stay in the caches, and that its threads can share evenly."""
+    if device.type != "cpu":
+        return iter([indices])
+    threads = torch.get_num_threads()
+    together = max(1, PORTION // max(1, size) // threads) * threads
+    return (indices[start : start + together] for start in range(0, len(indices), together))
 
 
 def _wide(matrix: Tensor) -> Tensor:

@@ -40,15 +40,17 @@ def adamw_step(
         torch._foreach_add_(steps, 1)
     else:
         torch._foreach_add_(steps, [finite.to(steps[0].dtype)] * len(steps))  # added as one tensor, it would be waited for
-    unscaled = scale is None and isinstance(rate, Tensor)
-    if finite is not True and unscaled and _are_alike(parameters, gradients, means, squares):
-        # One launch for all that follows; a void step is one with infinities.
+    if scale is not None:
+        gradients = usable(gradients, means[0].dtype, finite, scale)
+    if _can_fuse(finite, parameters, gradients, means, squares):
+        # One call for all that follows; a void step is one with infinities.
         torch._fused_adamw_(
             parameters, gradients, means, squares, [], steps, lr=rate, beta1=betas[0], beta2=betas[1],
-            weight_decay=weight_decay, eps=eps, amsgrad=False, maximize=False, found_inf=(~finite).float(),
+            weight_decay=weight_decay, eps=eps, amsgrad=False, maximize=False,
+            found_inf=None if finite is True else (~finite).float(),
         )  # fmt: skip
         return
-    gradients = usable(gradients, means[0].dtype, finite, scale)
+    gradients = usable(gradients, means[0].dtype, finite, None)
     follow(means, gradients, 1 - betas[0], finite)
     follow(squares, torch._foreach_mul(gradients, gradients), 1 - betas[1], finite)
 
@@ -63,12 +65,13 @@ def adamw_step(
     move(parameters, updates, rate)
 
 
-def _are_alike(*lists: Tensors) -> bool:
-    """Whether torch's fused step takes them: on a GPU, in float32, and laid out alike."""
-    columns = zip(*lists, strict=True)
-    return all(
-        each.is_cuda and each.dtype == torch.float32 and each.stride() == column[0].stride()
-        for column in columns
+def _can_fuse(finite: Finite, *lists: Tensors) -> bool:
+    """Whether torch's fused step takes them: on a CPU, or in float32 on a GPU, in one dtype and laid out alike."""
+    first = lists[0][0]
+    fits = first.device.type == "cpu" if finite is True else first.is_cuda and first.dtype == torch.float32
+    return fits and all(
+        each.dtype == first.dtype and each.stride() == column[0].stride()
+        for column in zip(*lists, strict=True)
         for each in column
     )
 

@@ -17,8 +17,8 @@ from moonopt.linalg.schedules import Triple
 #: Matrices whose short side is shorter than this have too few tiles for the kernels to win (measured: docs/performance.md).
 SYMMETRIC_SIDE = 1024
 TILE, DEPTH = 256, 64  # of the kernels; sizes must be multiples
-#: On a CPU, panels win from this short side on: by 1.1 at 512, 1.3 at 1024, 1.5 at 2048, in all of these dtypes.
-PANEL_SIDE = 512
+#: On a CPU, panels win from this short side on: by 1.3 at 1024 and 1.4 to 1.5 at 2048, not yet at 512.
+PANEL_SIDE = 768
 PANEL_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
