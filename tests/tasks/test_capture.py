@@ -16,16 +16,17 @@ MODES = ("loss_difference", "forward_mode", "double_backward", "per_task")
 
 
 class Net(nn.Module):
-    """Attention, dropout and batch norm, and a head per task."""
+    """Attention, dropout and batch norm, a matrix that is iterated in half precision, and a head per task."""
 
     def __init__(self, dropout=0.1):
         super().__init__()
+        self.lift = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 32))
         self.body = nn.TransformerEncoderLayer(32, 4, 64, dropout, batch_first=True)
         self.norm = nn.BatchNorm1d(32)
         self.heads = nn.ModuleList(nn.Linear(32, 1) for _ in range(2))
 
     def losses(self, x, y):
-        hidden = self.norm(self.body(x).mean(1))
+        hidden = self.norm(self.body(self.lift(x)).mean(1))
         return {name: (head(hidden)[:, 0] - y).square().mean() for name, head in zip("ab", self.heads, strict=True)}
 
 
@@ -83,6 +84,7 @@ def test_without_a_gpu_it_is_minimize():
     [
         (lambda model: MOON(model, tasks=2, dual="exact"), 'dual="online"'),
         (lambda model: MOON(model, tasks=2, delta="auto"), "name the mode"),
+        (lambda model: Muon(model, schedule="svd"), 'use "polar_express"'),
         (lambda model: Balanced(MGDA(2), torch.optim.Adam(model.parameters())), "mgda computes its weights on the host"),
         (lambda model: Balanced(LS(2), torch.optim.SGD(model.parameters())), "has no capturable form"),
         (lambda model: Balanced(LS(2), torch.optim.Adam(model.parameters()), every=2), "every > 1"),
@@ -106,6 +108,20 @@ def test_capturable_keeps_rates_as_tensors_that_schedulers_change_and_checkpoint
     optimizer.load_state_dict(saved)
     assert [rate.item() for rate in rates] == [0.5, 0.25]
     assert all(group["lr"] is rate for group, rate in zip(optimizer.param_groups, rates, strict=True))
+
+
+def test_a_checkpoint_of_a_captured_adam_goes_on_on_a_cpu():
+    def build():
+        model = Net()
+        return model, Balanced(LS(["a", "b"]), torch.optim.AdamW(model.parameters()), module=model)
+
+    (model, optimizer), (other, loaded) = build(), build()
+    batch = batches(1, device="cpu")[0]
+    optimizer.minimize(model.losses, *batch)
+    optimizer.prepare_for_capture()
+    loaded.load_state_dict(optimizer.state_dict())
+    loaded.minimize(other.losses, *batch)
+    assert not any(group["capturable"] for group in loaded.param_groups)
 
 
 @needs_gpu
@@ -177,6 +193,65 @@ def test_a_loaded_checkpoint_leaves_the_graph_valid(build):
     optimizer.load_state_dict(saved[1])
     second = [step(*batch) for batch in data[6:]]
     assert all(one[name].equal(other[name]) for one, other in zip(first, second, strict=True) for name in one)
+
+
+@needs_gpu
+def test_what_makes_another_graph():
+    model = Net().cuda()
+    optimizer = moon()(model)
+    step = moonopt.capture(optimizer, model.losses)
+    batch = batches(1)[0]
+    for expected, change in enumerate(
+        (lambda: None, model.norm.eval, lambda: optimizer.param_groups[0].update(momentum=0.9)), 1
+    ):
+        change()
+        for _ in range(4):
+            step(*batch)
+        assert step.graphs == expected
+    before = model.norm.running_mean.clone()
+    step(*batch)
+    assert model.norm.running_mean.equal(before)
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@needs_gpu
+def test_a_checkpoint_without_state_makes_the_graph_void():
+    torch.manual_seed(0)
+    model = Net(dropout=0.0).cuda()
+    optimizer = Balanced(LS(["a", "b"]), torch.optim.Adam(model.parameters()), module=model)
+    new = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    step = moonopt.capture(optimizer, model.losses)
+    data = batches(6)
+    first = [step(*batch) for batch in data]
+    model.load_state_dict(new[0])
+    optimizer.load_state_dict(new[1])
+    second = [step(*batch) for batch in data]
+    assert all(one[name].equal(other[name]) for one, other in zip(first, second, strict=True) for name in one)
+
+
+@needs_gpu
+def test_after_a_shape_that_cannot_be_captured_the_first_one_goes_on_right():
+    def losses(model, x, y):
+        found = model.losses(x, y)
+        if len(x) == 7:
+            found["a"].item()
+        return found
+
+    results = []
+    for warmup in (3, 1000):
+        torch.manual_seed(0)
+        model = Net().cuda()
+        optimizer = moon()(model)
+        step = moonopt.capture(optimizer, lambda x, y, model=model: losses(model, x, y), warmup=warmup)
+        for batch in batches(5) + batches(3, size=7):
+            step(*batch)
+        if warmup == 3:
+            with pytest.raises(CaptureError):
+                step(*batches(1, size=7)[0])
+        results.append((model, [step(*batch) for batch in batches(3)]))
+    (one, first), (other, second) = results
+    assert all(a[name].equal(b[name]) for a, b in zip(first, second, strict=True) for name in a)
+    assert all(p.equal(q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
 
 
 @needs_gpu

@@ -136,7 +136,11 @@ class Balanced(TaskOptimizer):
             if found != here:
                 raise ValueError(f"The checkpoint is of balancer_{what} {found!r}, expected {here!r}.")
         remembered = dict(self.memory)
+        capturable = [group.get("capturable") for group in self.param_groups]
         self.optimizer.load_state_dict(state_dict)
+        for group, flag in zip(self.param_groups, capturable, strict=True):
+            if flag is not None:  # a matter of this process: a checkpoint of a GPU may go on on a CPU
+                group["capturable"] = flag
         for name, before in remembered.items():
             if isinstance(before, Tensor):
                 if self.memory[name].shape != before.shape:
@@ -216,15 +220,16 @@ class Balanced(TaskOptimizer):
         return None
 
     def prepare_for_capture(self) -> None:
-        """Torch's optimizers then keep their number of steps on the device."""
+        """Torch's optimizers then keep their number of steps, and what else is one number, on the device."""
         if isinstance(self.optimizer, TaskOptimizer):
             self.optimizer.prepare_for_capture()
             return
         for group in self.param_groups:
             group["capturable"] = True
             for p in group["params"]:
-                if "step" in self.state.get(p, {}):
-                    self.state[p]["step"] = self.state[p]["step"].to(p.device)
+                state = self.state.get(p, {})
+                numbers = {name: value for name, value in state.items() if isinstance(value, Tensor) and value.ndim == 0}
+                state |= {name: value.to(p.device) for name, value in numbers.items()}
 
     # The parts
 

@@ -22,7 +22,7 @@ EXACT = ("svd", "eigh")
 #: Matrices whose short side is at least this long are iterated in half precision on an accelerator, and on a CPU that
 #: multiplies bfloat16: there it takes half the time of float32, and below this side float32 is fast enough to keep.
 HALF_PRECISION_SIDE = 256
-#: On a CPU, a stack has no more bytes than this: a chain of products over it then stays in the caches.
+#: On a CPU, a stack has about so many bytes, or a matrix per thread: a chain of products over it then stays in the caches.
 PORTION = 3 * 2**20
 #: From this ratio r of the sides on, iterating on the Gram matrix is less work: with one restart 8 r + 28 against
 #: 20 r + 10 short sides cubed for five steps. It is more products, so that below this short side it takes longer.

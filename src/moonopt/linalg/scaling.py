@@ -55,7 +55,7 @@ def scaled_stack(matrices: Sequence[Tensor], dtype: torch.dtype, largest: Tensor
 
 
 def _scaled_one_by_one(matrices: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """The same for large float32 matrices on a CPU; ``dtype`` must have their range, because it comes before the scale."""
+    """The same for large float32 matrices on a CPU, where ``dtype`` has their range but for its last percent."""
     largest = torch.stack([torch.maximum(high, -low) for low, high in map(torch.aminmax, matrices)])
     divisors = _power_of_two(largest, max(matrices[0].shape), dtype)
     stack = matrices[0].new_empty(len(matrices), *matrices[0].shape, dtype=dtype)

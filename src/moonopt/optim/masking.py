@@ -3,6 +3,7 @@
 ``finite`` is True where the host knows that the step is good, else a flag on the device, which is never waited for.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
@@ -17,20 +18,22 @@ Tensors = tuple[Tensor, ...] | list[Tensor]
 Finite = Literal[True] | Tensor
 
 
-def usable(gradients: Tensors, dtype: torch.dtype, finite: Finite, scale: Tensor | None) -> Tensors:
-    """The gradients in that dtype, divided by the factor of a GradScaler, and 0 where the step is void."""
-    ready = [each.to(dtype) for each in gradients] if finite is True else _masked(gradients, dtype, finite)
+def usable(gradients: Tensors, state: Tensors, finite: Finite, scale: Tensor | None) -> Tensors:
+    """The gradients in the dtypes of the state, divided by the factor of a GradScaler, and 0 where the step is void."""
+    ready = gradients if finite is True else _masked(gradients, state, finite)
+    ready = [each.to(like.dtype) for each, like in zip(ready, state, strict=True)]
     return ready if scale is None else torch._foreach_div(ready, scale.to(ready[0].device).reshape(()))
 
 
-def _masked(tensors: Tensors, dtype: torch.dtype, finite: Tensor) -> Tensors:
-    """Small ones together: a launch takes longer than they do."""
+def _masked(tensors: Tensors, state: Tensors, finite: Tensor) -> Tensors:
+    """Small ones together, in one dtype: a launch takes longer than they do."""
     small = [each for each in tensors if each.numel() < LARGE]
     parts: Iterator[Tensor] = iter(())
     if small:
+        dtype = functools.reduce(torch.promote_types, {each.dtype for each in state})
         together = torch.where(finite, torch.cat([each.flatten() for each in small]), 0.0).to(dtype)
         parts = _parts(together, small)
-    return [next(parts) if each.numel() < LARGE else torch.where(finite, each, 0.0).to(dtype) for each in tensors]
+    return [next(parts) if each.numel() < LARGE else torch.where(finite, each, 0.0) for each in tensors]
 
 
 def _parts(together: Tensor, like: Sequence[Tensor]) -> Iterator[Tensor]:

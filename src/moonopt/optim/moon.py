@@ -165,7 +165,7 @@ class MOON(Muon):
             return 'dual="exact" solves for its weights on the host: use dual="online"'
         if self._delta == "auto":
             return 'delta="auto" takes times: name the mode, "forward_mode" or "double_backward"'
-        return None
+        return super().obstacle_to_capture()
 
     # What MOON adds to minimize and combine
 

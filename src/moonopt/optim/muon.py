@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from moonopt.errors import unknown_name
-from moonopt.linalg.polar import check_schedule, polar_each
+from moonopt.linalg.polar import EXACT, check_schedule, polar_each
 from moonopt.optim.groups import (
     SCALES,
     Group,
@@ -62,7 +62,7 @@ class Muon(TaskOptimizer):
         module: the model, where ``params`` is not it.
         nonfinite: "raise" on a NaN or infinite loss or gradient, or "skip" the step and count it.
         capturable: keep learning rates as tensors on the device, for a CUDA graph of your own: a step in it counts bad losses
-            and gradients, and does not raise. ``moonopt.capture`` needs no such thing.
+            and gradients, and does not raise; nothing can be evaluated twice in it. ``moonopt.capture`` needs no such thing.
 
     >>> model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     >>> optimizer = Muon(model, lr=0.02)
@@ -72,6 +72,7 @@ class Muon(TaskOptimizer):
 
     """
 
+    _capturable = False  # of optimizers that were pickled before there was such a thing
     _step_supports_amp_scaling = True  # a GradScaler leaves its scale and its verdict on us instead of waiting for it
     _bad_loss = "NaN or infinite"
 
@@ -153,7 +154,8 @@ class Muon(TaskOptimizer):
         return {name: float(number) for name, number in numbers.items()}
 
     def obstacle_to_capture(self) -> str | None:
-        return None
+        exact = self._polar.schedule in EXACT
+        return f'schedule="{self._polar.schedule}" waits for the device: use "polar_express"' if exact else None
 
     # The parts of a step
 
@@ -238,7 +240,7 @@ class Muon(TaskOptimizer):
         if not rest:
             return momenta, largest
         slow = [momenta[index] for index in rest]
-        followed = usable([gradients[index] for index in rest], slow[0].dtype, finite, scale)
+        followed = usable([gradients[index] for index in rest], slow, finite, scale)
         follow(slow, followed, 1 - rate, finite)
         if group["nesterov"]:
             return torch._foreach_lerp(followed, momenta, rate), largest
@@ -259,8 +261,7 @@ class Muon(TaskOptimizer):
         for group, parameters, _, _ in active:
             moving = [p for p in parameters if p in directions]
             if moving:
-                updates = [directions[p] for p in moving]
-                move(moving, updates, effective(finite, rate_of(group), updates[0].dtype))
+                move(moving, [directions[p] for p in moving], effective(finite, rate_of(group), state_dtype(moving[0])))
 
     def _decay_matrices(self, active: Sequence[Active], finite: Finite) -> None:
         for group, parameters, _, _ in active:

@@ -41,7 +41,7 @@ def adamw_step(
     else:
         torch._foreach_add_(steps, [finite.to(steps[0].dtype)] * len(steps))  # added as one tensor, it would be waited for
     if scale is not None:
-        gradients = usable(gradients, means[0].dtype, finite, scale)
+        gradients = usable(gradients, means, finite, scale)
     if _can_fuse(finite, parameters, gradients, means, squares):
         # One call for all that follows; a void step is one with infinities.
         torch._fused_adamw_(
@@ -50,7 +50,7 @@ def adamw_step(
             found_inf=None if finite is True else (~finite).float(),
         )  # fmt: skip
         return
-    gradients = usable(gradients, means[0].dtype, finite, None)
+    gradients = usable(gradients, means, finite, None)
     follow(means, gradients, 1 - betas[0], finite)
     follow(squares, torch._foreach_mul(gradients, gradients), 1 - betas[1], finite)
 

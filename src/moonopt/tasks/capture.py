@@ -16,6 +16,8 @@ from moonopt.tasks.capturing import Twins
 from moonopt.tasks.losses import HALF_DTYPES
 from moonopt.tasks.verbs import Closure, TaskOptimizer
 
+#: How many kinds of arguments are counted on the way to a graph.
+MOST_SEEN = 64
 #: How many graphs are kept, one for each shape of the arguments; what comes after is computed without one.
 MOST_GRAPHS = 8
 
@@ -24,9 +26,9 @@ def capture(optimizer: TaskOptimizer, closure: Closure, warmup: int = 3) -> "Cap
     """``optimizer.minimize`` as a CUDA graph: call the result with the closure's arguments, once per step.
 
     Every call is one step, with the same numbers as ``optimizer.minimize(closure, *args)``. The first ``warmup`` calls with
-    arguments of a shape run as they always do; then the step is captured. Tensors among the arguments are copied into the
-    graph's, whatever else they hold is part of what makes a graph. Learning rates may change at every step; after a change of
-    another setting (momentum, weight decay) it is captured anew. Without a GPU this is ``minimize``.
+    arguments of a shape run as they always do; then the step is captured. Tensors among the arguments, on the host, too, are
+    copied into the graph's; whatever else they hold is part of what makes a graph. Learning rates may change at every step;
+    after a change of another setting (momentum, weight decay) it is captured anew. Without a GPU this is ``minimize``.
 
     The closure must not wait for the device (``.item()``, ``.cpu()``, ``print``), nor look at values in Python. What it does on
     the host besides, and hooks, happen when the step is captured, and not again.
@@ -59,11 +61,11 @@ class CapturedStep:
         self._device = optimizer.param_groups[0]["params"][0].device
         self._seen: Counter[Any] = Counter()
         self._graphs: dict[Any, _Graph] = {}
+        module = getattr(optimizer, "_module", None) or getattr(getattr(optimizer, "optimizer", None), "_module", None)
+        self._modules = [] if module is None else list(module.modules())
         if self._device.type == "cuda":
-            optimizer.prepare_for_capture()
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
             self._rates = _Rates(optimizer)
-            self._pool = torch.cuda.graph_pool_handle()
 
     @property
     def graphs(self) -> int:
@@ -75,7 +77,12 @@ class CapturedStep:
         if self._device.type != "cuda":
             return self._optimizer.minimize(self._closure, *args)
         kind = self._kind(args)
+        if kind in self._graphs and not self._graphs[kind].refill():
+            del self._graphs[kind]
         if kind not in self._graphs:
+            self._optimizer.prepare_for_capture()
+            if len(self._seen) > MOST_SEEN:
+                self._seen.clear()
             self._seen[kind] += 1
             if kind is None or self._seen[kind] <= self._warmup or len(self._graphs) == MOST_GRAPHS:
                 return self._without_graph(args)
@@ -89,24 +96,24 @@ class CapturedStep:
         leaves, tree = tree_flatten(args)
         described: list[Any] = [str(tree)]
         for leaf in leaves:
-            if isinstance(leaf, Tensor):
+            if isinstance(leaf, Tensor) and not leaf.requires_grad:
                 described.append((leaf.shape, leaf.dtype))
             elif leaf is None or isinstance(leaf, bool | int | float | str):
-                described.append(leaf)
+                described.append((type(leaf), leaf))
             else:
                 return None
-        groups = self._optimizer.param_groups
+        groups, device = self._optimizer.param_groups, self._device.type
         settings = [_settings(group) for group in groups]
-        trained = tuple(p.requires_grad for group in groups for p in group["params"])
-        module = getattr(self._optimizer, "_module", None)
-        modes = (module is None or module.training, torch.is_autocast_enabled(self._device.type))
-        return (*described, *settings, trained, modes)
+        parameters = tuple((p.data_ptr(), p.requires_grad) for group in groups for p in group["params"])
+        training = tuple(each.training for each in self._modules)
+        autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        return (*described, *settings, parameters, training, autocast)
 
     def _without_graph(self, args: tuple[Any, ...]) -> Any:
         """On the stream of the capture, because autograd remembers streams."""
         here = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(here)
         self._rates.follow()
+        self._stream.wait_stream(here)
         with torch.cuda.stream(self._stream), self._rates.in_use():
             answer = self._optimizer.minimize(self._closure, *_on_device(args, self._device))
         here.wait_stream(self._stream)
@@ -115,21 +122,15 @@ class CapturedStep:
     def _captured(self, args: tuple[Any, ...]) -> "_Graph":
         self._optimizer._pending.watch.tell(wait=True)
         torch.cuda.synchronize(self._device)
-        with self._rates.in_use():
-            return _Graph(self._optimizer, self._closure, args, self._stream, self._pool)
+        here = torch.cuda.current_stream(self._device)  # which torch would not come back to from a capture that fails
+        with self._rates.in_use(), torch.cuda.stream(here):
+            return _Graph(self._optimizer, self._closure, args, self._stream)
 
 
 class _Graph:
     """One captured step, and the tensors that it reads and writes."""
 
-    def __init__(
-        self,
-        optimizer: TaskOptimizer,
-        closure: Closure,
-        args: tuple[Any, ...],
-        stream: torch.cuda.Stream,
-        pool: Any,
-    ) -> None:
+    def __init__(self, optimizer: TaskOptimizer, closure: Closure, args: tuple[Any, ...], stream: torch.cuda.Stream) -> None:
         self._pending = pending = optimizer._pending
         device = stream.device
         self._inputs = tree_map(lambda leaf: leaf.to(device, copy=True) if isinstance(leaf, Tensor) else leaf, args)
@@ -139,14 +140,15 @@ class _Graph:
         self._slots = _Slots(optimizer)
         try:
             # Of this thread alone: others may load data meanwhile.
-            with self._twins.in_use(), torch.cuda.graph(self._graph, pool, stream, capture_error_mode="thread_local"):
+            with self._twins.in_use(), torch.cuda.graph(self._graph, None, stream, capture_error_mode="thread_local"):
                 answer = optimizer.minimize(closure, *self._inputs)
                 self._slots.write_back()
         except RuntimeError as error:
+            self._slots.put_back()
             raise CaptureError(
                 "This step cannot be captured. The closure must not wait for the device (.item(), .cpu(), print), draw from "
                 "generators of its own, or look at values in Python; optimizer.minimize(closure, *args) takes any. The cause: "
-                f"{str(error).splitlines()[0]}"
+                f"{str(error.__context__ or error).splitlines()[0]}"
             ) from error
         finally:
             self._slots.undo_numbers()
@@ -154,16 +156,24 @@ class _Graph:
         self._answers, self._structure = tree_flatten(answer)
         self._report = pending.watch.captured
         self._shown = dict(pending.by_task), dict(pending.latest)
+        trained = [p for group in optimizer.param_groups for p in group["params"]]
+        self._gradients = [(p, p.grad) for p in trained]
 
+    def refill(self) -> bool:
+        """Take over what has been put in place of the graph's tensors; False where that cannot be, and the graph is void."""
+        return self._twins.are_usable and self._slots.refill()
+
+    @torch.no_grad()
     def replay(self, args: tuple[Any, ...]) -> Any:
         given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
         if given:
             torch._foreach_copy_(self._input_tensors, given, non_blocking=True)
         self._pending.watch.tell()
-        self._slots.refill()
-        self._twins.synchronize()
-        self._graph.replay()
+        with self._twins.synchronized():
+            self._graph.replay()
         self._slots.count()
+        for p, gradient in self._gradients:
+            p.grad = gradient
         by_task, latest = self._shown
         self._pending.by_task |= by_task
         self._pending.latest |= latest
@@ -191,6 +201,7 @@ class _Rates:
             rate = group["lr"]
             if isinstance(rate, Tensor):
                 self._tensors[index].copy_(rate)
+                self._numbers[index] = None
             elif rate != self._numbers[index]:
                 self._tensors[index].fill_(rate)
                 self._numbers[index] = rate
@@ -236,13 +247,22 @@ class _Slots:
                 self._steps[place] = value - self._numbers[place]
                 self._put(place, self._numbers[place])
 
-    def refill(self) -> None:
-        """Before a replay: take over what has been put in place of the graph's tensors."""
+    def put_back(self) -> None:
+        """After a capture that has failed."""
+        for place, tensor in self._tensors.items():
+            self._put(place, tensor)
+
+    def refill(self) -> bool:
+        """Before a replay: take over what has been put in place of the graph's tensors, if it can be."""
         for place, tensor in self._tensors.items():
             value = self._get(place)
-            if value is not tensor and isinstance(value, Tensor):
-                tensor.copy_(value)
-                self._put(place, tensor)
+            if value is tensor:
+                continue
+            if not isinstance(value, Tensor) or value.shape != tensor.shape:
+                return False
+            tensor.copy_(value)
+            self._put(place, tensor)
+        return True
 
     def count(self) -> None:
         """After a replay."""
@@ -278,11 +298,11 @@ def _is_number(value: Any) -> bool:
 
 def _settings(group: dict[str, Any]) -> tuple[Any, ...]:
     """What a graph takes as given: neither rates nor what an optimizer counts or remembers."""
-    counted = ("lr", "step", "initial_lr")
+    others = ("params", "param_names", "rows", "tasks", "lr", "initial_lr", "step")
     return tuple(
-        (name, value)
+        (name, repr(value))
         for name, value in group.items()
-        if isinstance(value, bool | int | float | str | tuple) and name not in counted and not name.startswith("balancer_")
+        if not isinstance(value, Tensor) and name not in others and not name.startswith("balancer_")
     )
 
 

@@ -1,12 +1,15 @@
 """What is different while a CUDA graph is captured: nothing may be waited for, and random numbers are those of the replay."""
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
 
 #: By device, while it is captured: its generator, and the one that gives the same numbers a second time.
 _TWINS: dict[torch.device, tuple[torch.Generator, torch.Generator]] = {}
+#: By device, how many captures have failed.
+_FAILURES: Counter[torch.device] = Counter()
 
 
 def is_capturing(device: torch.device) -> bool:
@@ -20,7 +23,7 @@ class Twins:
     """
 
     def __init__(self, graph: torch.cuda.CUDAGraph, device: torch.device) -> None:
-        self._device = device
+        self._device, self._failures = device, _FAILURES[device]
         self._default = torch.cuda.default_generators[device.index]
         self._own, self._twin = self._default.graphsafe_get_state(), self._default.clone_state()
         graph.register_generator_state(self._twin)
@@ -33,6 +36,7 @@ class Twins:
         try:
             yield
         except BaseException:
+            _FAILURES[self._device] += 1
             self._default.graphsafe_set_state(untouched)
             raise
         else:
@@ -40,10 +44,20 @@ class Twins:
         finally:
             del _TWINS[self._device]
 
-    def synchronize(self) -> None:
-        """Before a replay: let the twin go on from where the generator is."""
-        self._twin.manual_seed(self._default.initial_seed())
-        self._twin.set_offset(self._default.get_offset())
+    @property
+    def are_usable(self) -> bool:
+        """Whether no later capture has failed, which leaves the generator of all earlier graphs in the state of a capture."""
+        return self._failures == _FAILURES[self._device]
+
+    @contextlib.contextmanager
+    def synchronized(self) -> Iterator[None]:
+        """Around a replay: both begin where the device's generator is, which then goes on where the first one ends."""
+        seed, offset = self._default.initial_seed(), self._default.get_offset()
+        for each in (self._own, self._twin):
+            each.manual_seed(seed)
+            each.set_offset(offset)
+        yield
+        self._default.set_offset(self._own.get_offset())
 
 
 def draw_again(device: torch.device, again: bool) -> None:

@@ -91,9 +91,7 @@ class Pending:
     def count(self, name: str, number: int | Tensor) -> None:
         """Count on; on the device in place, so that a captured step counts as well."""
         before = self.counters.get(name, 0)
-        if isinstance(number, Tensor):
-            before = before if isinstance(before, Tensor) else torch.full_like(number, before)
-            before += number
-            self.counters[name] = before
-        else:
-            self.counters[name] = before + number
+        if isinstance(number, Tensor) and not isinstance(before, Tensor):
+            before = torch.full_like(number, before)
+        before += number
+        self.counters[name] = before

@@ -53,7 +53,8 @@ class _LikeBackward(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         rule = RULES.get(func)
-        if rule is not None and not kwargs and _only_forwards(args):
+        usual = len(args) == 2 or func is functional.linear
+        if rule is not None and usual and not kwargs and _only_forwards(args):
             return rule(func, *args)
         answer = func(*args, **(kwargs or {}))
         if func is torch._C._set_grad_enabled:

@@ -75,6 +75,7 @@ def all_finite(tensors: list[Tensor]) -> Tensor:
 
     On a CPU, torch takes ten times as long for the largest entry as for the norm, which may overflow where no entry does.
     """
+    tensors = [each for each in tensors if each.numel() > 0] or [torch.zeros(1, device=tensors[0].device)]
     if tensors[0].device.type == "cpu":
         finite = torch.stack(torch._foreach_norm(tensors)).isfinite().all()
         if finite:

@@ -21,6 +21,8 @@ def _one(a: Tensor, b: Tensor, out: Tensor, alpha: float, beta: float, addend: T
         panel = out[rows, :width]
         if addend is None:
             torch.mm(a[rows], b[:width].mT, out=panel)
+            if alpha != 1:
+                panel.mul_(alpha)
         else:
             torch.addmm(addend[rows, :width], a[rows], b[:width].mT, beta=beta, alpha=alpha, out=panel)
         out[:top, rows].copy_(panel[:, :top].mT)

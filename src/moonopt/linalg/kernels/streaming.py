@@ -4,7 +4,6 @@ Torch would take several passes, a slow one where dtypes differ, or a launch for
 by a table of addresses on the device.
 """
 
-import functools
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +15,9 @@ BLOCK = 4096
 WARPS = 8
 #: Addresses are written to their table so many at a time, as arguments of a kernel: nothing has to be sent to the device.
 ADDRESSES = 64
+#: Tables of lasting addresses, and how many are kept.
+_TABLES: dict[tuple[torch.device, tuple[int, ...]], Tensor] = {}
+MOST_TABLES = 4096
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -23,7 +25,7 @@ def advance(momenta: Sequence[Tensor], gradients: Sequence[Tensor], rate: float,
     """M <- rate * M + (1 - rate) * G where ``finite``, a flag on the device, is true; returns max |M| of each."""
     largest = momenta[0].new_zeros(len(momenta))
     _advance[_grid(momenta)](
-        _lasting_table(tuple(each.data_ptr() for each in momenta), finite.device), _table(gradients), finite, largest,
+        _lasting_table(momenta), _table(gradients), finite, largest,
         momenta[0].numel(), rate, GRADIENT=TYPES[gradients[0].dtype], BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip
     return largest
@@ -38,7 +40,7 @@ def move(parameters: Sequence[Tensor], directions: Sequence[Tensor], rate: Tenso
     """Theta <- Theta - rate * D, in float32."""
     first, along = parameters[0], directions[0]
     _move[_grid(parameters)](
-        _lasting_table(tuple(each.data_ptr() for each in parameters), first.device), _table(directions), rate, first.numel(),
+        _lasting_table(parameters), _table(directions), rate, first.numel(),
         PARAMETER=TYPES[first.dtype], DIRECTION=TYPES[along.dtype], BLOCK=BLOCK, num_warps=WARPS,
     )  # fmt: skip
 
@@ -55,21 +57,25 @@ def _grid(tensors: Sequence[Tensor]) -> tuple[int, int]:
 
 def _table(tensors: Sequence[Tensor]) -> Tensor:
     """The addresses of tensors that may lie elsewhere in the next step."""
-    return _written(tuple(each.data_ptr() for each in tensors), tensors[0].device)
-
-
-@functools.cache
-def _lasting_table(addresses: tuple[int, ...], device: torch.device) -> Tensor:
-    """Of tensors that stay where they are. It is never freed: a captured step may go on using it."""
-    return _written(addresses, device)
-
-
-def _written(addresses: tuple[int, ...], device: torch.device) -> Tensor:
-    table = torch.empty(len(addresses), dtype=torch.int64, device=device)
+    addresses = tuple(each.data_ptr() for each in tensors)
+    table = torch.empty(len(addresses), dtype=torch.int64, device=tensors[0].device)
     for start in range(0, len(addresses), ADDRESSES):
         some = addresses[start : start + ADDRESSES]
         _write[(1,)](table, start, some + (some[-1],) * (ADDRESSES - len(some)), len(some), COUNT=ADDRESSES, num_warps=1)
     return table
+
+
+def _lasting_table(tensors: Sequence[Tensor]) -> Tensor:
+    """Of tensors that stay where they are. It is never freed: a captured step may go on using it.
+
+    What is written in a capture is written at every replay, and belongs to its graph.
+    """
+    key = tensors[0].device, tuple(each.data_ptr() for each in tensors)
+    if key not in _TABLES and (len(_TABLES) == MOST_TABLES or torch.cuda.is_current_stream_capturing()):
+        return _table(tensors)
+    if key not in _TABLES:
+        _TABLES[key] = _table(tensors)
+    return _TABLES[key]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
