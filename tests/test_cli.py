@@ -106,6 +106,12 @@ def refused(call, *words, changes=False):
         (("compare", "tiny_benchmarks:Absent"), "put absent.csv there."),
         (("data", "fetch", "toy"), "There is nothing to fetch for toy: its data are made on the fly."),
         (("data", "make", "toy"), "There is nothing to make up for toy"),
+        (("data", "verify", "mnits"), "Unknown benchmark or data set 'mnits': .*, mnist. Did you mean 'mnist'?"),
+        (("data", "fetch", "mnist", "--data", "absent"), "There is no folder absent, which --data names for data."),
+        (
+            ("run", "multimnist", "--data", "."),
+            "Not in mnist: train-images-idx3-ubyte, .* `moonopt data fetch mnist`",
+        ),
         (("resume", "absent"), "There is no folder absent."),
         (("resume", "."), "is not the folder of a run: it has no config.json."),
         (("report", "absent"), "There is no absent: expected a folder of runs"),
@@ -366,6 +372,17 @@ def test_data_come_from_the_option_then_the_environment(call, monkeypatch):
     assert "are not in given: put" in refused(call, "run", "tiny_benchmarks:Absent", "--data", "given")
     monkeypatch.setenv("MOONOPT_DATA", "given")
     assert "are not in given: put" in refused(call, "run", "tiny_benchmarks:Absent")
+
+
+def test_made_up_data_can_be_trained_on_and_are_not_replaced(call):
+    Path("digits").mkdir()
+    assert call("data", "make", "mnist", "--data", "digits") == (0, "Made-up data of mnist are in digits.\n", "")
+    few = [word for split in ("train", "valid", "test") for word in ("--set", f"data.{split}_pairs=32")]
+    words = ("run", "multimnist", "--data", "digits", *few, *SHORT, "--set", "train.batch_size=16", "--set", "model.depth=1")
+    code, output, errors = call(*words)
+    assert (code, errors) == (0, "")
+    assert re.search(r" moon,.* +\d+\.\d\d", output)
+    assert "digits/mnist has files already" in refused(call, "data", "make", "mnist", "--data", "digits")
 
 
 def test_two_concurrent_runs_of_one_cell(call):

@@ -14,7 +14,7 @@ from rich.text import Text
 from torch import nn
 
 from moonopt.bench import BENCHMARKS, Benchmark, find
-from moonopt.bench.registry import import_object
+from moonopt.bench.registry import DATA_SETS, find_data, import_object
 from moonopt.errors import UserError, one_sentence, unknown_name
 from moonopt.methods import METHODS
 from moonopt.optim.parameters import route_parameters
@@ -46,6 +46,7 @@ out = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
 err = Console(stderr=True)
 
 BenchmarkName = Annotated[str, typer.Argument(metavar="BENCH", help="A benchmark, or your own as module:Class.")]
+DataName = Annotated[str, typer.Argument(metavar="NAME", help="A benchmark, or a data set: " + ", ".join(DATA_SETS) + ".")]
 Method = Annotated[str, typer.Option(help="A method, or your own as module:name.")]
 Methods = Annotated[str, typer.Option(help="Methods, separated by commas.")]
 Seeds = Annotated[str, typer.Option(help="How many seeds, from 0 on; or which, separated by commas.")]
@@ -287,22 +288,26 @@ def data_list(data: DataFolder = None) -> None:
 
 
 @data_app.command("verify")
-def data_verify(name: BenchmarkName, data: DataFolder = None) -> None:
+def data_verify(name: DataName, data: DataFolder = None) -> None:
     """Check that data are there and whole."""
-    find(name)().verify(_data_folder(data))
+    find_data(name)().verify(_data_folder(data))
     out.print(f"The data of {name} are here and whole.")
 
 
 @data_app.command("fetch")
-def data_fetch(name: BenchmarkName, data: DataFolder = None) -> None:
+def data_fetch(name: DataName, data: DataFolder = None) -> None:
     """Fetch data from where they are published."""
-    find(name)().fetch(_data_folder(data))
+    folder = _data_folder(data)
+    find_data(name)().fetch(folder)
+    out.print(f"The data of {name} are in {folder}, whole.", soft_wrap=True, highlight=False)
 
 
 @data_app.command("make")
-def data_make(name: BenchmarkName, data: DataFolder = None) -> None:
+def data_make(name: DataName, data: DataFolder = None) -> None:
     """Make up small data in the format of the real ones."""
-    find(name)().make(_data_folder(data))
+    folder = _data_folder(data)
+    find_data(name)().make(folder)
+    out.print(f"Made-up data of {name} are in {folder}.", soft_wrap=True, highlight=False)
 
 
 def _made(name: str) -> nn.Module:

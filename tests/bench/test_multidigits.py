@@ -8,7 +8,8 @@ import torch
 
 from moonopt import build, route_parameters
 from moonopt.bench import find, multidigits
-from moonopt.bench.multidigits import MultiDigits, overlaid
+from moonopt.bench.multidigits import MultiDigits
+from moonopt.bench.two_digits import overlaid
 from moonopt.errors import UserError
 from moonopt.methods import known_settings
 

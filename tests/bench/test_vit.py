@@ -34,11 +34,14 @@ def test_fused_projections_are_three_matrices():
     assert by_name["blocks.0.attention.qkv.weight"].rows == [16, 16, 16]
 
 
-def test_heads_are_vectors_with_one_module_per_task():
-    model = vit()
+@pytest.mark.parametrize(("head_width", "layers"), [(0, [""]), (24, [".0", ".2"])], ids=["linear", "with a hidden layer"])
+def test_heads_are_vectors_with_one_module_per_task(head_width, layers):
+    model = vit(head_width=head_width)
     assert set(model.heads) == {"left", "right"}
     kinds = {placement.name: placement.kind for placement in route_parameters(model).placements}
-    assert kinds["heads.left.weight"] == kinds["heads.right.weight"] == "vector"
+    for task in ("left", "right"):
+        assert all(kinds[f"heads.{task}{layer}.weight"] == "vector" for layer in layers)
+    assert sum("heads" in name and "weight" in name for name in kinds) == 2 * len(layers)
 
 
 def test_a_task_does_not_touch_the_head_of_another():

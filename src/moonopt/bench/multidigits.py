@@ -8,40 +8,28 @@ no digit that is tested has been seen.
 import hashlib
 import importlib
 import importlib.util
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from moonopt.bench.base import Benchmark, Splits, Tensors
-from moonopt.bench.metrics import Metric
-from moonopt.bench.models.vit import ViT
+from moonopt.bench.base import Splits, Tensors
+from moonopt.bench.two_digits import TwoDigits, overlaid
 from moonopt.errors import UserError
 from moonopt.methods import BALANCERS
 
-DIGIT_SIZE = 8
 BRIGHTEST = 16  # of scikit-learn's digits
-CLASSES = 10
 
 #: Of the digits and their labels as unsigned bytes, one after the other.
 SHA256 = "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
 
 
-class MultiDigits(Benchmark):
+class MultiDigits(TwoDigits):
     """Left and right digit of an image of two, read by a ViT."""
 
     name = "multidigits"
     title = "two overlapping 8 x 8 digits, read by a small ViT"
-    metrics = (
-        Metric("left accuracy", higher=True, task="left", digits=2, unit="%"),
-        Metric("right accuracy", higher=True, task="right", digits=2, unit="%"),
-        Metric("average accuracy", higher=True, digits=2, unit="%"),
-        Metric("average loss", higher=False),
-    )
-    headline = "average accuracy"
     defaults: ClassVar = {
         "data.seed": 0,
         "data.canvas": 12,
@@ -70,7 +58,6 @@ class MultiDigits(Benchmark):
         "results/multidigits/tuned.json. The other balancers have the rate of ls, and with Muon that of muon."
     )
     data_note = "ships with scikit-learn (pip install scikit-learn): 1797 digits of 8 x 8 pixels"
-    tasks = ("left", "right")
 
     def load(self, folder: Path, seed: int) -> Splits:
         """The splits and pairs of ``data.seed``: the same for every seed of a run."""
@@ -88,24 +75,7 @@ class MultiDigits(Benchmark):
         return Splits(**splits)
 
     def model(self) -> nn.Module:
-        return ViT(dict.fromkeys(self.tasks, CLASSES), image_size=self.settings["data.canvas"], **self.section("model"))
-
-    def losses(self, model: nn.Module, batch: tuple[Tensor, Tensor, Tensor]) -> dict[str, Tensor]:
-        images, *labels = batch
-        logits: Mapping[str, Tensor] = model(images)
-        return {task: functional.cross_entropy(logits[task], label) for task, label in zip(self.tasks, labels, strict=True)}
-
-    def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
-        right = dict.fromkeys(self.tasks, 0)
-        total, loss = 0, 0.0
-        for images, *labels in batches:
-            logits: Mapping[str, Tensor] = model(images)
-            total += len(images)
-            for task, label in zip(self.tasks, labels, strict=True):
-                right[task] += int((logits[task].argmax(1) == label).sum())
-                loss += functional.cross_entropy(logits[task], label, reduction="sum").item() / len(self.tasks)
-        accuracy = {f"{task} accuracy": 100 * count / total for task, count in right.items()}
-        return {**accuracy, "average accuracy": sum(accuracy.values()) / len(accuracy), "average loss": loss / total}
+        return self.vit(self.settings["data.canvas"])
 
     def missing(self, folder: Path) -> str | None:
         if importlib.util.find_spec("sklearn") is None:
@@ -129,11 +99,3 @@ def checksum() -> str:
     images, labels = digits()
     content = torch.cat([(images * BRIGHTEST).flatten(), labels]).to(torch.uint8)
     return hashlib.sha256(bytes(content.tolist())).hexdigest()
-
-
-def overlaid(left: Tensor, right: Tensor, canvas: int) -> Tensor:
-    """Images (n, 1, canvas, canvas) with the left digits at the upper left and the right ones at the lower right."""
-    margin = canvas - DIGIT_SIZE
-    upper = functional.pad(left, (0, margin, 0, margin))
-    lower = functional.pad(right, (margin, 0, margin, 0))
-    return torch.maximum(upper, lower).unsqueeze(1)

@@ -14,7 +14,11 @@ BENCHMARKS: dict[str, str] = {
     "toy": "moonopt.bench.toy:Toy",
     "synthetic30": "moonopt.bench.synthetic:Synthetic30",
     "multidigits": "moonopt.bench.multidigits:MultiDigits",
+    "multimnist": "moonopt.bench.multimnist:MultiMNIST",
 }
+
+#: Data sets that have a name of their own, each with a benchmark that reads it.
+DATA_SETS: dict[str, str] = {"mnist": "multimnist"}
 
 
 def find(name: str) -> type[Benchmark]:
@@ -35,6 +39,17 @@ def find(name: str) -> type[Benchmark]:
     if found.headline not in metrics:
         raise UserError(f"{name}: " + unknown_name(found.headline, metrics, "metric as headline"))
     return found
+
+
+def find_data(name: str) -> type[Benchmark]:
+    """The benchmark that reads a data set, by the name of either.
+
+    >>> find_data("mnist").name
+    'multimnist'
+    """
+    if name not in (*BENCHMARKS, *DATA_SETS) and ":" not in name:
+        raise UserError(unknown_name(name, (*BENCHMARKS, *DATA_SETS), "benchmark or data set"))
+    return find(DATA_SETS.get(name, name))
 
 
 def import_object(location: str, what: str) -> Any:

@@ -1,4 +1,4 @@
-"""A small vision transformer (Dosovitskiy et al., 2020) with one linear head per task.
+"""A small vision transformer (Dosovitskiy et al., 2020) with one head per task.
 
 Ours, so that its matrices are those that the paper counts: attention projections and MLP layers. Patch embedding, positions,
 norms and heads are vectors to MOON (``moonopt.route_parameters``).
@@ -23,6 +23,7 @@ class ViT(nn.Module):
         depth: number of blocks.
         attention_heads: of every block.
         mlp_ratio: hidden width of a block's MLP over ``width``.
+        head_width: hidden width of every head; 0 for linear heads.
 
     >>> model = ViT({"left": 10, "right": 10}, image_size=12, patch_size=4, width=16, depth=1)
     >>> {task: tuple(logits.shape) for task, logits in model(torch.zeros(5, 1, 12, 12)).items()}
@@ -41,6 +42,7 @@ class ViT(nn.Module):
         depth: int = 4,
         attention_heads: int = 4,
         mlp_ratio: float = 2.0,
+        head_width: int = 0,
     ) -> None:
         super().__init__()
         if image_size % patch_size:
@@ -49,7 +51,7 @@ class ViT(nn.Module):
         self.positions = nn.Parameter(torch.empty((image_size // patch_size) ** 2, width))
         self.blocks = nn.Sequential(*(Block(width, attention_heads, mlp_ratio) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
-        self.heads = nn.ModuleDict({task: nn.Linear(width, size) for task, size in outputs.items()})
+        self.heads = nn.ModuleDict({task: _head(width, head_width, size) for task, size in outputs.items()})
         nn.init.normal_(self.positions, std=0.02)
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
@@ -90,3 +92,9 @@ class Attention(nn.Module):
         query, key, value = self.qkv(x).unflatten(-1, (3, self.attention_heads, -1)).permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(query, key, value)
         return self.out(attended.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+
+def _head(width: int, hidden: int, outputs: int) -> nn.Module:
+    if hidden == 0:
+        return nn.Linear(width, outputs)
+    return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, outputs))

@@ -1,0 +1,1 @@
+"""Data that lie in files: reading, checking, fetching and making them up."""
