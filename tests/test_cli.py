@@ -406,9 +406,9 @@ def test_two_concurrent_runs_of_one_cell(call):
 @pytest.fixture
 def comparing(tmp_path):
     """A comparison in a process and group of its own, with two cells at work."""
-    words = ("compare", SLOW, "--methods", "ls,uw,famo", "--seeds", "1", "--jobs", "2", "--set", "train.epochs=9")
+    words = ("compare", SLOW, "--methods", "ls,uw,famo", "--seeds", "1", "--jobs", "2", "--set", "train.epochs=20")
     process = moonopt(*words, cwd=tmp_path, wait=False)
-    folders = [tmp_path / "runs" / SLOW / f"{method},train.epochs=9" / "seed0" for method in ("ls", "uw", "famo")]
+    folders = [tmp_path / "runs" / SLOW / f"{method},train.epochs=20" / "seed0" for method in ("ls", "uw", "famo")]
     until(lambda: all((folder / "metrics.jsonl").exists() and len(_steps(folder)) > 3 for folder in folders[:2]))
     yield process, words, folders
     if process.poll() is None:
@@ -440,8 +440,8 @@ def test_an_interrupted_comparison_checkpoints_and_the_same_command_goes_on(numb
     assert not folders[2].exists()
     code, output, _ = call(*words)
     assert code == 0
-    assert [f"goes on at step {step} of 54" in output for step in steps] == [True, True]
-    assert "famo,train.epochs=9 seed 0: 54 steps" in output
+    assert [f"goes on at step {step} of 120" in output for step in steps] == [True, True]
+    assert "famo,train.epochs=20 seed 0: 120 steps" in output
 
 
 def test_processes_of_a_comparison_that_was_killed_do_not_run_on(comparing):
@@ -461,7 +461,7 @@ def test_a_process_that_is_killed_does_not_end_the_comparison(comparing):
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert errors.startswith(
-        "ls,train.epochs=9 seed 0 failed: killed by the system (SIGKILL), which it does when memory runs out"
+        "ls,train.epochs=20 seed 0 failed: killed by the system (SIGKILL), which it does when memory runs out"
     )
     assert all((folder / "result.json").exists() for folder in folders[1:])
     assert re.search(r" famo +\d", output)
