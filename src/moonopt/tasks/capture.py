@@ -25,8 +25,8 @@ MOST_GRAPHS = 8
 def capture(optimizer: TaskOptimizer, closure: Closure, warmup: int = 3) -> "CapturedStep":
     """``optimizer.minimize`` as a CUDA graph: call the result with the closure's arguments, once per step.
 
-    Every call is one step, with the same numbers as ``optimizer.minimize(closure, *args)``. The first ``warmup`` calls with
-    arguments of a shape run as they always do; then the step is captured. Tensors among the arguments, on the host, too, are
+    Every call is one step, that of ``optimizer.minimize(closure, *args)`` but for the rounding of a rate that is a tensor. The
+    first ``warmup`` calls with arguments of a shape run as they always do; then the step is captured. Tensors among the arguments, on the host, too, are
     copied into the graph's; whatever else they hold is part of what makes a graph. Learning rates may change at every step;
     after a change of another setting (momentum, weight decay) it is captured anew. Without a GPU this is ``minimize``.
 
