@@ -26,9 +26,10 @@ def capture(optimizer: TaskOptimizer, closure: Closure, warmup: int = 3) -> "Cap
     """``optimizer.minimize`` as a CUDA graph: call the result with the closure's arguments, once per step.
 
     Every call is one step, that of ``optimizer.minimize(closure, *args)`` but for the rounding of a rate that is a tensor. The
-    first ``warmup`` calls with arguments of a shape run as they always do; then the step is captured. Tensors among the arguments, on the host, too, are
-    copied into the graph's; whatever else they hold is part of what makes a graph. Learning rates may change at every step;
-    after a change of another setting (momentum, weight decay) it is captured anew. Without a GPU this is ``minimize``.
+    first ``warmup`` calls with arguments of a shape run as they always do; then the step is captured. Tensors among the
+    arguments, on the host, too, are copied into the graph's; whatever else they hold is part of what makes a graph. Learning
+    rates may change at every step; after a change of another setting (momentum, weight decay) it is captured anew. Without a
+    GPU this is ``minimize``.
 
     The closure must not wait for the device (``.item()``, ``.cpu()``, ``print``), nor look at values in Python. What it does on
     the host besides, and hooks, happen when the step is captured, and not again.
