@@ -27,7 +27,8 @@ def print_results(console: Console, table: Table) -> None:
         column.justify = "right"
     for row in table.rows:
         entries = [Text(entry.text + star * entry.best, "bold" if entry.best else "") for entry in row.entries]
-        shown.add_row(Text(row.label), *entries, style="dim" if row.published else "")
+        label = f"{row.label} (paper)" if row.published else row.label
+        shown.add_row(Text(label), *entries, style="dim" if row.published else "")
     console.print()
     console.print(Text(table.title, "bold"))
     console.print(shown)
