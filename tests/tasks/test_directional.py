@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from cubed import CubedOnceOnly
 from torch import nn
 from torch.autograd import forward_ad
 from torch.autograd.function import once_differentiable
@@ -644,21 +645,6 @@ class _CubedForwardsOnly(torch.autograd.Function):
         return 3 * x**2 * tangent
 
 
-class _CubedOnceOnly(torch.autograd.Function):
-    """x ** 3, with its gradient and nothing more."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return 3 * x**2 * gradient
-
-
 def _through(function):
     model = _built("layers")
     model.output = lambda x: function.apply(model.body(x))
@@ -701,7 +687,7 @@ def test_auto_takes_what_works_with_spectral_norm():
 
 
 def test_auto_that_finds_nothing_names_the_modes_that_work():
-    model = _through(_CubedOnceOnly)
+    model = _through(CubedOnceOnly)
     optimizer = _moon(model, "auto")
     with pytest.raises(
         RuntimeError,
@@ -710,7 +696,7 @@ def test_auto_that_finds_nothing_names_the_modes_that_work():
     ):
         optimizer.minimize(model, model.data())
     for delta in ("loss_difference", "per_task"):
-        model = _through(_CubedOnceOnly)
+        model = _through(CubedOnceOnly)
         _moon(model, delta).minimize(model, model.data())
 
 
@@ -768,7 +754,7 @@ def compiled_anew():
 
 def _with_feature(feature, delta):
     """A tiny model, its optimizer, and its losses with one of the features of SUPPORT, or none."""
-    model = _through(_CubedOnceOnly) if feature == GRADIENT_ONLY else _built("layers", torch.float32)
+    model = _through(CubedOnceOnly) if feature == GRADIENT_ONLY else _built("layers", torch.float32)
     optimizer, losses = _moon(model, delta), model
     if feature.endswith("checkpointing"):
         reentrant = feature == "reentrant checkpointing"

@@ -7,8 +7,8 @@ import weakref
 
 import pytest
 import torch
+from cubed import CubedOnceOnly
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from moonopt import MOON, Muon
@@ -240,19 +240,6 @@ def test_losses_without_a_graph_are_refused():
     assert optimizer.param_groups[0]["step"] == 0
 
 
-class _Once(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return 3 * x**2 * gradient
-
-
 @pytest.mark.parametrize("verb", ["minimize", "combine"])
 def test_a_way_around_a_function_that_is_once_differentiable_is_not_taken(verb):
     """Torch would leave out the part of the derivative that goes through it."""
@@ -261,7 +248,7 @@ def test_a_way_around_a_function_that_is_once_differentiable_is_not_taken(verb):
 
     def losses(x):
         hidden = model.tied(model.inputs(x))
-        return [(hidden + _Once.apply(hidden) - i).square().mean() for i in range(3)]
+        return [(hidden + CubedOnceOnly.apply(hidden) - i).square().mean() for i in range(3)]
 
     if verb == "combine":
         optimizer.combine(losses, _data()).backward()
@@ -277,7 +264,7 @@ def test_a_function_that_is_once_differentiable_may_stand_below_all_matrices():
         model = Mixed()
         model.token = nn.Parameter(torch.ones(6, dtype=torch.float64))  # a vector
         optimizer = _optimizer(model, delta)
-        optimizer.minimize(lambda x, model=model: model(x * _Once.apply(model.token)), _data())
+        optimizer.minimize(lambda x, model=model: model(x * CubedOnceOnly.apply(model.token)), _data())
         deltas.append([optimizer.diagnostics()[f"delta/{task}"] for task in TASKS])
         assert model.token.grad.abs().max() > 0
     assert deltas[0] == pytest.approx(deltas[1], rel=1e-10)

@@ -145,7 +145,7 @@ class Training:
         return result
 
     def _step(self, batch: Any, tell: Tell) -> Any:
-        """One step; as a CUDA graph where that is possible, which changes no number."""
+        """One step; as a CUDA graph where that is possible."""
         if self._captured is not None:
             try:
                 return self._captured(batch)

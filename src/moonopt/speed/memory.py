@@ -15,10 +15,10 @@ from moonopt.balance import LS, MGDA, Balanced, Balancer
 from moonopt.optim.moon import MOON
 from moonopt.optim.muon import Muon
 from moonopt.speed.measure import command_line, show
+from moonopt.speed.tasks import MODES
 
 TASKS, BATCH = 40, 256
 ENGINES = ("columns", "blocked:4", "stored")
-MODES = ("loss_difference", "forward_mode", "double_backward", "per_task")
 
 
 class Net(nn.Module):

@@ -147,9 +147,9 @@ def _plain_loop(parameters: list[nn.Parameter]) -> Step:
     @torch.no_grad()
     def step() -> None:
         for parameter, momentum in zip(parameters, momenta, strict=True):
-            assert parameter.grad is not None
-            momentum.lerp_(parameter.grad, 0.05)
-            parameter.add_(_plain_polar(momentum), alpha=-1e-3)
+            if parameter.grad is not None:
+                momentum.lerp_(parameter.grad, 0.05)
+                parameter.add_(_plain_polar(momentum), alpha=-1e-3)
 
     return step
 

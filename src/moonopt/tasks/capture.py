@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from moonopt.tasks.capturing import Twins
-from moonopt.tasks.losses import HALF_DTYPES
 from moonopt.tasks.verbs import Closure, TaskOptimizer
 
 #: How many kinds of arguments are counted on the way to a graph.
@@ -134,15 +133,15 @@ class _Graph:
     def __init__(self, optimizer: TaskOptimizer, closure: Closure, args: tuple[Any, ...], stream: torch.cuda.Stream) -> None:
         self._pending = pending = optimizer._pending
         device = stream.device
-        self._inputs = tree_map(lambda leaf: leaf.to(device, copy=True) if isinstance(leaf, Tensor) else leaf, args)
-        self._input_tensors = [leaf for leaf in tree_leaves(self._inputs) if isinstance(leaf, Tensor)]
+        inputs = _on_device(args, device, copy=True)
+        self._inputs = _tensors(inputs)
         self._graph = torch.cuda.CUDAGraph()
         self._twins = Twins(self._graph, device)
         self._slots = _Slots(optimizer)
         try:
             # Of this thread alone: others may load data meanwhile.
             with self._twins.in_use(), torch.cuda.graph(self._graph, None, stream, capture_error_mode="thread_local"):
-                answer = optimizer.minimize(closure, *self._inputs)
+                answer = optimizer.minimize(closure, *inputs)
                 self._slots.write_back()
         except RuntimeError as error:
             self._slots.put_back()
@@ -166,9 +165,8 @@ class _Graph:
 
     @torch.no_grad()
     def replay(self, args: tuple[Any, ...]) -> Any:
-        given = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-        if given:
-            torch._foreach_copy_(self._input_tensors, given, non_blocking=True)
+        if self._inputs:
+            torch._foreach_copy_(self._inputs, _tensors(args), non_blocking=True)
         self._pending.watch.tell()
         with self._twins.synchronized():
             self._graph.replay()
@@ -195,7 +193,7 @@ class _Rates:
         """Bring the tensors up to date, without waiting."""
         for group in self._optimizer.param_groups[len(self._tensors) :]:
             parameter = group["params"][0]
-            dtype = torch.float32 if parameter.dtype in HALF_DTYPES else parameter.dtype
+            dtype = torch.promote_types(parameter.dtype, torch.float32)
             self._tensors.append(torch.zeros((), dtype=dtype, device=parameter.device))
             self._numbers.append(None)
         for index, group in enumerate(self._optimizer.param_groups):
@@ -307,8 +305,12 @@ def _settings(group: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _on_device(args: tuple[Any, ...], device: torch.device) -> tuple[Any, ...]:
+def _tensors(args: tuple[Any, ...]) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+
+
+def _on_device(args: tuple[Any, ...], device: torch.device, copy: bool = False) -> tuple[Any, ...]:
     moved: tuple[Any, ...] = tree_map(
-        lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, Tensor) else leaf, args
+        lambda leaf: leaf.to(device, non_blocking=True, copy=copy) if isinstance(leaf, Tensor) else leaf, args
     )
     return moved

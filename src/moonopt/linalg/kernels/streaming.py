@@ -71,11 +71,12 @@ def _lasting_table(tensors: Sequence[Tensor]) -> Tensor:
     What is written in a capture is written at every replay, and belongs to its graph.
     """
     key = tensors[0].device, tuple(each.data_ptr() for each in tensors)
-    if key not in _TABLES and (len(_TABLES) == MOST_TABLES or torch.cuda.is_current_stream_capturing()):
-        return _table(tensors)
-    if key not in _TABLES:
-        _TABLES[key] = _table(tensors)
-    return _TABLES[key]
+    table = _TABLES.get(key)
+    if table is None:
+        table = _table(tensors)
+        if len(_TABLES) < MOST_TABLES and not torch.cuda.is_current_stream_capturing():
+            _TABLES[key] = table
+    return table
 
 
 @triton.jit  # type: ignore[untyped-decorator]
