@@ -55,9 +55,16 @@ PROTOCOLS: dict[str, dict[str, dict[str, Any]]] = {
 PROTOCOLS["famo"] = PROTOCOLS["nash-mtl"] | {"famo": {"max_norm": 1.0}}
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    "adam": lambda model, **settings: torch.optim.Adam(model.parameters(), **settings),
+    "adam": lambda model, **settings: torch.optim.Adam(model.parameters(), **_fused(settings)),
     "muon": Muon,
 }
+
+
+def _fused(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """All of Adam in one kernel, unless something else was asked for."""
+    other = settings.get("foreach") or settings.get("differentiable")
+    return dict(settings) if settings.get("fused") is not None or other else {**settings, "fused": True}
+
 
 #: What takes the settings of an optimizer, by name.
 _TAKES: dict[str, type] = {"adam": torch.optim.Adam, "muon": Muon, "moon": MOON}

@@ -75,19 +75,19 @@ def snapshot(model, optimizer):
     )
 
 
-def assert_same(found, expected, path=""):
+def assert_same(found, expected, path="", near=0.0):
     assert type(found) is type(expected), path
     if isinstance(expected, torch.Tensor):
         assert found.dtype == expected.dtype, path
-        assert torch.equal(found.nan_to_num(7e7), expected.nan_to_num(7e7)), path
+        assert torch.allclose(found.nan_to_num(7e7), expected.nan_to_num(7e7), rtol=near, atol=near), path
     elif isinstance(expected, dict):
         assert found.keys() == expected.keys(), path
         for key in expected:
-            assert_same(found[key], expected[key], f"{path}.{key}")
+            assert_same(found[key], expected[key], f"{path}.{key}", near)
     elif isinstance(expected, list | tuple):
         assert len(found) == len(expected), path
         for index, pair in enumerate(zip(found, expected, strict=True)):
-            assert_same(*pair, f"{path}[{index}]")
+            assert_same(*pair, f"{path}[{index}]", near)
     else:
         assert found == expected, path
 
@@ -229,12 +229,14 @@ ORDERS = [_by_hand, _zero_grad_last, _zero_grad_between_loss_and_backward, _step
 @pytest.mark.parametrize("run", ORDERS)
 @every_method
 def test_all_orders_give_the_same(two_heads, batch, name, run):
-    model, reference = two_heads(), two_heads()
+    model, reference = two_heads(dtype=torch.float64), two_heads(dtype=torch.float64)
     optimizer, plain = make(name, model), make(name, reference)
     for seed in range(6):
-        plain.minimize(separate(reference), *batch(seed=seed))
-        run(optimizer, separate(model), batch(seed=seed))
-    assert_same(snapshot(model, optimizer), snapshot(reference, plain))
+        data = [each.double() for each in batch(seed=seed)]
+        plain.minimize(separate(reference), *data)
+        run(optimizer, separate(model), data)
+    near = 1e-8 if optimizer.balancer.uses_gram else 0.0  # minimize adds up the task gradients: one backward pass less
+    assert_same(snapshot(model, optimizer), snapshot(reference, plain), near=near)
     assert optimizer.diagnostics()["step"] == 6
 
 
@@ -859,7 +861,7 @@ def test_validation_gives_a_number_and_remembers_nothing(two_heads, batch, name)
 @pytest.mark.parametrize("tasks", [2, 3])
 def test_ls_is_adam_on_the_mean_loss_bit_for_bit(two_heads, batch, tasks):
     model, reference = two_heads(tasks=tasks), two_heads(tasks=tasks)
-    optimizer, plain = make("ls", model, tasks), torch.optim.Adam(reference.parameters(), lr=1e-3)
+    optimizer, plain = make("ls", model, tasks), torch.optim.Adam(reference.parameters(), lr=1e-3, fused=True)
     for seed in range(20):
         data = batch(tasks=tasks, seed=seed)
         optimizer.minimize(model.losses, *data)

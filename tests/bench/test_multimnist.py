@@ -78,7 +78,7 @@ def test_the_share_of_the_matrices_is_that_of_the_paper():
     routing = route_parameters(MultiMNIST().model())
     assert 0.764 <= routing.matrix_share <= 0.774
     assert all("blocks" in placement.name for placement in routing.of_kind("matrix"))
-    assert sum(placement.parameter.numel() for placement in routing.placements) == 170_660
+    assert sum(placement.parameter.numel() for placement in routing.placements) == 682_092
 
 
 def test_inspect_prints_the_share(monkeypatch, capsys):
@@ -86,7 +86,7 @@ def test_inspect_prints_the_share(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert not ended.value.code
-    assert "76.80% of 170,660 parameters are in matrices" in capsys.readouterr().out
+    assert "76.86% of 682,092 parameters are in matrices" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("method", MultiMNIST.tuned)

@@ -1,6 +1,7 @@
 """A step as a CUDA graph makes the same numbers as a step without; most of this needs a GPU."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import nn
 
 import moonopt
 from moonopt import MOON, Balanced, Muon
-from moonopt.balance import FAMO, LS, MGDA, UW
+from moonopt.balance import DWA, FAMO, IMTLG, LS, MGDA, UW, CAGrad, GradDrop, GradNorm, NashMTL, PCGrad
 from moonopt.tasks.capture import CaptureError
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -65,6 +66,14 @@ def moon(mode="loss_difference", **settings):
     return lambda model: MOON(model, tasks=["a", "b"], lr=0.01, beta=0.3, delta=mode, **settings)
 
 
+#: Their step is two graphs, and between them the host solves a problem.
+BY_GRAM = (MGDA, PCGrad, CAGrad, IMTLG, NashMTL)
+
+
+def by_gram(balancer, model):
+    return Balanced(balancer(["a", "b"]), torch.optim.Adam(model.parameters(), lr=1e-3, fused=True))
+
+
 def test_without_a_gpu_it_is_minimize():
     data = batches(4, device="cpu")
     models = []
@@ -85,7 +94,15 @@ def test_without_a_gpu_it_is_minimize():
         (lambda model: MOON(model, tasks=2, dual="exact"), 'dual="online"'),
         (lambda model: MOON(model, tasks=2, delta="auto"), "name the mode"),
         (lambda model: Muon(model, schedule="svd"), 'use "polar_express"'),
-        (lambda model: Balanced(MGDA(2), torch.optim.Adam(model.parameters())), "mgda computes its weights on the host"),
+        (
+            lambda model: Balanced(GradDrop(2), torch.optim.Adam(model.parameters())),
+            "graddrop computes its weights",
+        ),
+        (
+            lambda model: Balanced(MGDA(2), torch.optim.Adam(model.parameters()), engine="blocked:1"),
+            "mgda computes its weights",
+        ),
+        (lambda model: Balanced(DWA(2, sliding=False), torch.optim.Adam(model.parameters())), "dwa computes its weights"),
         (lambda model: Balanced(LS(2), torch.optim.SGD(model.parameters())), "has no capturable form"),
         (lambda model: Balanced(LS(2), torch.optim.Adam(model.parameters()), every=2), "every > 1"),
     ],
@@ -165,8 +182,21 @@ def test_a_captured_step_is_that_of_minimize():
         lambda model: Balanced(UW(["a", "b"]), torch.optim.AdamW(model.parameters(), lr=1e-3), module=model),
         lambda model: Balanced(FAMO(["a", "b"]), torch.optim.Adam(model.parameters(), lr=1e-3), module=model),
         lambda model: Balanced(FAMO(["a", "b"]), Muon(model, lr=0.01), module=model),
+        lambda model: Balanced(DWA(["a", "b"], window=2), torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)),
+        lambda model: Balanced(GradNorm(["a", "b"]), Muon(model, lr=0.01)),
+        *(functools.partial(by_gram, balancer) for balancer in BY_GRAM),
     ],
-    ids=["muon", "nesterov", "ls+adam", "uw+adamw", "famo+adam", "famo+muon"],
+    ids=[
+        "muon",
+        "nesterov",
+        "ls+adam",
+        "uw+adamw",
+        "famo+adam",
+        "famo+muon",
+        "dwa",
+        "gradnorm",
+        *(each.name for each in BY_GRAM),
+    ],
 )
 def test_other_methods_and_schedulers_and_shapes_are_the_same_captured(build):
     data = batches(6) + batches(1, size=7) + batches(6) + batches(1, size=7)

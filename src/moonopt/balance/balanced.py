@@ -11,13 +11,14 @@ from torch.optim import Optimizer
 
 from moonopt.balance.base import Aggregator, Balancer, Engine, Learned, Memory, NonFiniteGradientError, Tasks
 from moonopt.errors import unknown_name
+from moonopt.tasks.capturing import is_capturing
 from moonopt.tasks.gradients import gram_by_columns, graph_features
-from moonopt.tasks.losses import Losses, TaskLosses, read_losses
+from moonopt.tasks.losses import Losses, TaskLosses, detached, read_losses
 from moonopt.tasks.pending import MicroBatch, Pending
 from moonopt.tasks.presence import mean_by_task, pick, selection, spread
 from moonopt.tasks.reduce import mean_over_ranks, refuse_different_tasks, refuse_several_ranks
 from moonopt.tasks.replay import Replay
-from moonopt.tasks.verbs import NO_GRADIENT, Closure, TaskOptimizer
+from moonopt.tasks.verbs import NO_GRADIENT, Closure, Parts, TaskOptimizer
 from moonopt.tasks.watch import LEFT, NONFINITE, TAKEN, all_finite
 
 COUNTED = ("unsolved", "rejected")  # what balancers count in their memory
@@ -209,7 +210,7 @@ class Balanced(TaskOptimizer):
         return {name: float(number) for name, number in numbers.items()}
 
     def obstacle_to_capture(self) -> str | None:
-        if not self.balancer.capturable:
+        if not self.balancer.capturable and not (self.balancer.uses_gram and self._engine.kind == "stored"):
             return f"{self.balancer.name} computes its weights on the host"
         if self._every > 1 or self._nonfinite == "skip":
             return 'with every > 1 or nonfinite="skip" the host decides what to do in a step'
@@ -232,6 +233,38 @@ class Balanced(TaskOptimizer):
                 state |= {name: value.to(p.device) for name, value in numbers.items()}
 
     # The parts
+
+    def in_parts(self, closure: Closure, args: tuple[Any, ...]) -> Parts:
+        if not self._keeps_gradients():
+            return (yield from super().in_parts(closure, args))
+        self.zero_grad()
+        self._pending.watch.tell()
+        answer = closure(*args)
+        losses = self._read(answer, None)
+        batch = self._micro_batch(losses, None)
+        tasks = Tasks(losses, self._parameters(), self._shared, self._engine)
+        seen = tasks.seen()  # without the graph, which is of no use any more
+        del losses, tasks
+        weights = batch.observed = torch.zeros_like(batch.before)
+
+        def decide() -> None:
+            weights.copy_(self._weights(seen))
+
+        yield decide
+        heads = torch.ones_like(weights) if self.balancer.heads == "plain" else weights
+        for p, gradient in (seen.weighted_sum(seen.shared, weights) | seen.weighted_sum(seen.heads, heads)).items():
+            p.grad = gradient.to(p.dtype)
+        if self.balancer.max_norm is not None and (seen.count > 1 or len(self.tasks) == 1):
+            self._pending.shared = seen.shared
+        batch.backward_has_run = True
+        self._pending.batches.append(batch)
+        self.step()
+        return detached(answer)
+
+    def _keeps_gradients(self) -> bool:
+        """Whether a step is best made of the task gradients themselves, once their inner products have led to weights."""
+        hooks = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters())
+        return self.balancer.uses_gram and self._engine.kind == "stored" and self._is_due() and not hooks
 
     def _replay(self, closure: Closure, args: tuple[Any, ...]) -> Replay | None:
         if not (self._by_columns or self.balancer.evaluates_again):
@@ -290,7 +323,7 @@ class Balanced(TaskOptimizer):
         unweighed = [name for name, known in zip(self.tasks, self.memory["weighed"], strict=True) if not known]
         if not self._is_due() and not set(unweighed) & set(losses.names):
             return pick(self.task_weights, losses.present)
-        if self.balancer.needs_gradients and not bool(losses.values.isfinite().all()):
+        if self.balancer.needs_gradients and not is_capturing(losses.values.device) and not losses.values.isfinite().all():
             return pick(self.task_weights, losses.present)
         try:
             with torch.no_grad():

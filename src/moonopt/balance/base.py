@@ -122,6 +122,16 @@ class Tasks:
         shared = set(self.shared)
         return [p for p in self.parameters if p not in shared]
 
+    def seen(self) -> "Tasks":
+        """The same with gradients and their inner products, and without the graph that they are from."""
+        losses = self.losses._replace(
+            values=self.losses.values.detach(), separate=tuple(each.detach() for each in self.losses.separate)
+        )
+        found = Tasks(losses, self.parameters, self._shared, self._engine)
+        for name in ("gradients", "shared", "gram_on_device"):
+            vars(found)[name] = getattr(self, name)
+        return found
+
     @property
     def rows(self) -> Rows:
         """For each task its gradient in the shared parameters."""
@@ -132,28 +142,44 @@ class Tasks:
     def weighted_gradient(self, weights: Tensor) -> dict[Tensor, Tensor]:
         """sum_i w_i g_i in the shared parameters, and the plain gradient of its own task in every other."""
         if "gradients" in vars(self):
-            plain = torch.ones_like(weights)
-            shared = set(self.shared)
-            columns = zip(self.parameters, zip(*self.gradients, strict=True), strict=True)
-            sums = ((p, _weighted_sum(column, weights if p in shared else plain)) for p, column in columns)
-            return {p: total for p, total in sums if total is not None}
+            return self.weighted_sum(self.shared, weights) | self.weighted_sum(self.heads, torch.ones_like(weights))
         total = (weights.to(self.losses.values) * self.losses.values).sum()
         (row,) = task_gradients([total], self.shared)
         return self.plain_gradient(self.heads) | by_parameter(self.shared, row)
+
+    def weighted_sum(self, parameters: Sequence[Tensor], weights: Tensor) -> dict[Tensor, Tensor]:
+        """sum_i w_i g_i in some parameters."""
+        chosen = set(parameters)
+        total: dict[Tensor, Tensor] = {}
+        for weight, row in zip(weights.unbind(), self.gradients, strict=True):
+            here = {p: gradient for p, gradient in by_parameter(self.parameters, row).items() if p in chosen}
+            if not here:
+                continue
+            scaled = torch._foreach_mul(list(here.values()), weight.to(next(iter(here.values()))))
+            weighted = dict(zip(here, scaled, strict=True))
+            again = [p for p in weighted if p in total]
+            if again:
+                torch._foreach_add_([total[p] for p in again], [weighted[p] for p in again])
+            total = weighted | total
+        return total
 
     def plain_gradient(self, parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
         """That of the sum of the losses."""
         (row,) = task_gradients([self.losses.values.sum()], parameters)
         return by_parameter(parameters, row)
 
+    @functools.cached_property
+    def gram_on_device(self) -> Tensor:
+        """The inner products of the task gradients in the shared parameters, in float64."""
+        if self._gram is not None:
+            return self._gram
+        if self._engine.kind == "blocked":
+            return gram_by_blocks(self.losses.separate, self.shared, self._engine.size)
+        return gram_matrix(self.rows)
+
     def gram(self) -> Tensor:
         """Their inner products, in float64 on the CPU: the one thing that waits for the device."""
-        if self._gram is not None:
-            gram = self._gram.cpu()
-        elif self._engine.kind == "blocked":
-            gram = gram_by_blocks(self.losses.separate, self.shared, self._engine.size).cpu()
-        else:
-            gram = gram_matrix(self.rows).cpu()
+        gram = self.gram_on_device.cpu()
         bad = ~gram.diagonal().isfinite()
         if bad.any():
             raise NonFiniteGradientError(bad)
@@ -181,8 +207,9 @@ class Balancer(ABC):
     #: Whether their inner products are all that it needs of them.
     uses_gram: bool = False
     evaluates_again: ClassVar[bool] = False
-    #: Whether it computes on the device alone, so that a step can be a CUDA graph.
-    capturable: ClassVar[bool] = False
+    #: Whether it computes on the device alone, so that a step can be a CUDA graph. One that uses the inner products of the
+    #: gradients and nothing else of them need not: its step is two graphs, and between them the host solves its problem.
+    capturable: bool = False
     #: Whether parameters of a single task see its weight, or the plain gradient of its loss.
     heads: Heads = "weighted"
     #: What the norm of the shared parameters' gradient is clipped to before the step.
@@ -207,7 +234,7 @@ class Balancer(ABC):
         """After a step: remember what it has shown."""
 
     def __repr__(self) -> str:
-        settings = {name: value for name, value in vars(self).items() if name != "tasks" and not name.startswith("_")}
+        settings = {name: value for name, value in vars(self).items() if name not in ("tasks", "capturable") and name[0] != "_"}
         return f"{type(self).__name__}({', '.join([repr(list(self.tasks)), *(f'{k}={v!r}' for k, v in settings.items())])})"
 
 
@@ -224,10 +251,3 @@ class Aggregator(Balancer):
     @abstractmethod
     def direction(self, tasks: Tasks, memory: Memory) -> dict[Tensor, Tensor]:
         """What takes the place of the gradient, by parameter; the others get the plain gradient of the summed losses."""
-
-
-def _weighted_sum(gradients: Sequence[Tensor | None], weights: Tensor) -> Tensor | None:
-    here = [(weight, gradient) for weight, gradient in zip(weights, gradients, strict=True) if gradient is not None]
-    if not here:
-        return None
-    return torch.stack([weight.to(gradient) * gradient for weight, gradient in here]).sum(0)

@@ -41,6 +41,7 @@ class DWA(Balancer):
             raise ValueError(f"window must be a positive number of steps, found {window}.")
         check_reduction(reduction)
         self.temperature, self.window, self.sliding, self.reduction = temperature, window, sliding, reduction
+        self.capturable = sliding
 
     def initial(self, like: Tensor) -> dict[str, Any]:
         return {
@@ -58,7 +59,7 @@ class DWA(Balancer):
         newest = torch.where(learned.before.isfinite(), learned.before, memory["history"][-1])  # a task that was not there
         history = torch.cat([memory["history"][1:], newest[None]])
         memory["history"], memory["seen"] = history, memory["seen"] + 1
-        seen = memory["seen"]
-        if seen >= 2 * self.window and (self.sliding or seen % self.window == 0):
+        if self.sliding or memory["seen"] % self.window == 0:
             ratios = history[self.window :].mean(0) / history[: self.window].mean(0)
-            memory["ratios"] = torch.where(ratios.isfinite(), ratios, 1.0)  # of a task that was not there, or is solved
+            # Not finite before two windows are full, of a task that was not there, or of one that is solved.
+            memory["ratios"] = torch.where(ratios.isfinite(), ratios, 1.0)

@@ -31,7 +31,7 @@ class FAMO(Balancer):
     """
 
     name: ClassVar[str] = "famo"
-    capturable: ClassVar[bool] = True
+    capturable: bool = True
     evaluates_again: ClassVar[bool] = True
 
     def __init__(

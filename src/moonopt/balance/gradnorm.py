@@ -29,6 +29,7 @@ class GradNorm(Balancer):
 
     name: ClassVar[str] = "gradnorm"
     needs_gradients: ClassVar[bool] = True
+    capturable: bool = True
 
     def __init__(
         self, tasks: int | Sequence[str], alpha: float = 1.5, lr: float = 0.025, layer: Sequence[Tensor] | None = None

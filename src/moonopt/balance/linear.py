@@ -27,7 +27,7 @@ class LS(Balancer):
     """
 
     name: ClassVar[str] = "ls"
-    capturable: ClassVar[bool] = True
+    capturable: bool = True
 
     def __init__(self, tasks: int | Sequence[str], reduction: Reduction = "mean") -> None:
         super().__init__(tasks)
@@ -55,7 +55,7 @@ class STL(Balancer):
     """Single-task learning: the loss of one task, and nothing of the others."""
 
     name: ClassVar[str] = "stl"
-    capturable: ClassVar[bool] = True
+    capturable: bool = True
 
     def __init__(self, tasks: int | Sequence[str], task: str | None = None) -> None:
         super().__init__(tasks)

@@ -22,7 +22,7 @@ class UW(Balancer):
     """
 
     name: ClassVar[str] = "uw"
-    capturable: ClassVar[bool] = True
+    capturable: bool = True
 
     def __init__(self, tasks: int | Sequence[str], lr: float = 0.025, start: float = 0.0) -> None:
         super().__init__(tasks)

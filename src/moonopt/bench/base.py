@@ -2,9 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +59,13 @@ class Tensors:
         return len(self.tensors[0])
 
     def batch(self, indices: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
-        return tuple(tensor[indices] for tensor in self.tensors)
+        return tuple(tensor[indices.to(tensor.device, non_blocking=True)] for tensor in self.tensors)
+
+    def to(self, device: torch.device) -> Self:
+        """The same examples in the memory of a device."""
+        moved = copy(self)
+        moved.tensors = tuple(tensor.to(device) for tensor in self.tensors)
+        return moved
 
 
 class Items:
@@ -81,6 +88,11 @@ class Splits:
     train: Data
     valid: Data | None = None
     test: Data | None = None
+
+    def to(self, device: torch.device) -> "Splits":
+        """The same, with what can be (``Tensors``) in the memory of a device."""
+        moved = {name: data.to(device) for name, data in vars(self).items() if isinstance(data, Tensors)}
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True)

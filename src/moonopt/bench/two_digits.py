@@ -32,16 +32,20 @@ class TwoDigits(Benchmark):
         return {task: functional.cross_entropy(logits[task], label) for task, label in zip(self.tasks, labels, strict=True)}
 
     def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
-        right = dict.fromkeys(self.tasks, 0)
-        total, loss = 0, 0.0
+        total, right, loss = 0, [], []  # of the latter two a tensor per batch, so that nobody waits for the device
         for images, *labels in batches:
             logits: Mapping[str, Tensor] = model(images)
             total += len(images)
-            for task, label in zip(self.tasks, labels, strict=True):
-                right[task] += int((logits[task].argmax(1) == label).sum())
-                loss += functional.cross_entropy(logits[task], label, reduction="sum").item() / len(self.tasks)
-        accuracy = {f"{task} accuracy": 100 * count / total for task, count in right.items()}
-        return {**accuracy, "average accuracy": sum(accuracy.values()) / len(accuracy), "average loss": loss / total}
+            pairs = [(logits[task], label) for task, label in zip(self.tasks, labels, strict=True)]
+            right.append(torch.stack([(found.argmax(1) == label).sum() for found, label in pairs]))
+            loss.append(torch.stack([functional.cross_entropy(found, label, reduction="sum") for found, label in pairs]))
+        counts = torch.stack(right).sum(0).tolist()
+        accuracy = {f"{task} accuracy": 100 * count / total for task, count in zip(self.tasks, counts, strict=True)}
+        return {
+            **accuracy,
+            "average accuracy": sum(accuracy.values()) / len(accuracy),
+            "average loss": torch.stack(loss).double().sum().item() / (len(self.tasks) * total),
+        }
 
 
 def overlaid(left: Tensor, right: Tensor, canvas: int) -> Tensor:

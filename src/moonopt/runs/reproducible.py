@@ -18,10 +18,13 @@ def deterministic(seed: int, algorithms: bool = True, threads: int | None = None
     Sums over another number of threads round differently: what a run was begun with is to be given when it goes on.
     """
     before = random_state(), torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    memory: Any = torch.utils.deterministic
+    filled = memory.fill_uninitialized_memory
     threads_before = torch.get_num_threads()
     torch.set_num_threads(threads or threads_before)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic with a workspace of its own
     torch.use_deterministic_algorithms(algorithms)
+    memory.fill_uninitialized_memory = False  # nobody reads such memory, and filling it is a kernel more each time
     torch.backends.cudnn.benchmark = False
     random.seed(seed)
     torch.manual_seed(seed)
@@ -32,6 +35,7 @@ def deterministic(seed: int, algorithms: bool = True, threads: int | None = None
         restore_random_state(before[0])
         torch.use_deterministic_algorithms(before[1])
         torch.backends.cudnn.benchmark = before[2]
+        memory.fill_uninitialized_memory = filled
         torch.set_num_threads(threads_before)
 
 

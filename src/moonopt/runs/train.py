@@ -65,7 +65,7 @@ class Training:
         missing = self.bench.missing(data_folder)
         if missing is not None:
             raise UserError(missing)
-        self.splits: Splits = self.bench.load(data_folder, cell.seed)
+        self.splits: Splits = self.bench.load(data_folder, cell.seed).to(self.device)
         _check_not_empty(self.splits)
         self.before_mb = resident_mb()
         self.model = self.bench.model().to(self.device)

@@ -5,7 +5,8 @@ A small model's step is hundreds of kernels that take less time than their launc
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from moonopt.tasks.capturing import Twins
-from moonopt.tasks.verbs import Closure, TaskOptimizer
+from moonopt.tasks.verbs import Closure, Parts, TaskOptimizer
 
 #: How many kinds of arguments are counted on the way to a graph.
 MOST_SEEN = 64
@@ -128,21 +129,19 @@ class CapturedStep:
 
 
 class _Graph:
-    """One captured step, and the tensors that it reads and writes."""
+    """One captured step, and the tensors that it reads and writes. It is several graphs where the host decides in between."""
 
     def __init__(self, optimizer: TaskOptimizer, closure: Closure, args: tuple[Any, ...], stream: torch.cuda.Stream) -> None:
         self._pending = pending = optimizer._pending
-        device = stream.device
-        inputs = _on_device(args, device, copy=True)
+        self._stream = stream
+        inputs = _on_device(args, stream.device, copy=True)
         self._inputs = _tensors(inputs)
-        self._graph = torch.cuda.CUDAGraph()
-        self._twins = Twins(self._graph, device)
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._twins: list[Twins] = []
+        self._decisions: list[Callable[[], None]] = []
         self._slots = _Slots(optimizer)
         try:
-            # Of this thread alone: others may load data meanwhile.
-            with self._twins.in_use(), torch.cuda.graph(self._graph, None, stream, capture_error_mode="thread_local"):
-                answer = optimizer.minimize(closure, *inputs)
-                self._slots.write_back()
+            answer = self._capture_all(optimizer.in_parts(closure, inputs))
         except RuntimeError as error:
             self._slots.put_back()
             raise CaptureError(
@@ -159,17 +158,35 @@ class _Graph:
         trained = [p for group in optimizer.param_groups for p in group["params"]]
         self._gradients = [(p, p.grad) for p in trained]
 
+    def _capture_all(self, parts: Parts) -> Any:
+        """Each part as a graph of its own; what the step returns."""
+        while True:
+            graph = torch.cuda.CUDAGraph()
+            twins = Twins(graph, self._stream.device)
+            self._graphs.append(graph)
+            self._twins.append(twins)
+            # Of this thread alone: others may load data meanwhile.
+            with twins.in_use(), torch.cuda.graph(graph, None, self._stream, capture_error_mode="thread_local"):
+                try:
+                    self._decisions.append(next(parts))
+                except StopIteration as end:
+                    self._slots.write_back()
+                    return end.value
+
     def refill(self) -> bool:
         """Take over what has been put in place of the graph's tensors; False where that cannot be, and the graph is void."""
-        return self._twins.are_usable and self._slots.refill()
+        return all(twins.are_usable for twins in self._twins) and self._slots.refill()
 
     @torch.no_grad()
     def replay(self, args: tuple[Any, ...]) -> Any:
         if self._inputs:
             torch._foreach_copy_(self._inputs, _tensors(args), non_blocking=True)
         self._pending.watch.tell()
-        with self._twins.synchronized():
-            self._graph.replay()
+        for graph, twins, decide in zip_longest(self._graphs, self._twins, self._decisions):
+            with twins.synchronized():
+                graph.replay()
+            if decide is not None:
+                decide()
         self._slots.count()
         for p, gradient in self._gradients:
             p.grad = gradient

@@ -35,7 +35,7 @@ def task_gradients(
             row: Sequence[Tensor | None] = [None] * len(parameters)
             if loss.requires_grad:
                 row = torch.autograd.grad(loss * GRADIENT_SCALE, parameters, retain_graph=retain_graph, allow_unused=True)
-            rows.append([None if each is None else _unscaled(each) for each in row])
+            rows.append(_unscaled(row))
     return rows
 
 
@@ -50,32 +50,38 @@ CHUNK = 2**20
 
 def gram_matrix(rows: Sequence[Sequence[Tensor | None]]) -> Tensor:
     """The inner products of gradients, accumulated in float64; None counts as zero."""
-    whole = rows[0] and all(gradient is not None for row in rows for gradient in row)
-    if whole and len(rows) * _numbers(rows[0]) <= CHUNK:
-        together = torch.stack([_together(row) for row in rows]).double()
-        return together @ together.mT
-    total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
-    for column in zip(*rows, strict=True):
-        here = [index for index, gradient in enumerate(column) if gradient is not None]
-        flat = [gradient.flatten() for gradient in column if gradient is not None]
-        if not flat:
-            continue
-        products = sum(
-            (part @ part.mT for part in _in_float64(flat)), torch.zeros((), dtype=torch.float64, device=flat[0].device)
-        )
-        at = torch.tensor(here, device=products.device)
-        total = total.to(products.device)
-        total[at[:, None], at] += products
-    return total
+    total: Tensor | None = None
+    for columns in _groups([column for column in zip(*rows, strict=True) if any(each is not None for each in column)], CHUNK):
+        whole = [_filled(column) for column in columns]
+        for part in _in_float64([_together(row) for row in zip(*whole, strict=True)]):
+            products = part @ part.mT
+            total = products if total is None else total.to(products.device) + products
+    return torch.zeros(len(rows), len(rows), dtype=torch.float64) if total is None else total
 
 
-def _numbers(row: Sequence[Tensor | None]) -> int:
-    return sum(gradient.numel() for gradient in row if gradient is not None)
+def _groups(columns: Iterable[Sequence[Tensor | None]], most: int) -> Iterator[list[Sequence[Tensor | None]]]:
+    """Columns of one device with no more than so many numbers, or one that has more: few large products instead of many."""
+    group: list[Sequence[Tensor | None]] = []
+    numbers, device = 0, None
+    for column in columns:
+        like = next(each for each in column if each is not None)
+        size = len(column) * like.numel()
+        if group and (numbers + size > most or like.device != device):
+            yield group
+            group, numbers = [], 0
+        group.append(column)
+        numbers, device = numbers + size, like.device
+    if group:
+        yield group
 
 
-def _together(row: Sequence[Tensor | None]) -> Tensor:
-    flat = [gradient.flatten() for gradient in row if gradient is not None]
-    return flat[0] if len(flat) == 1 else torch.cat(flat)
+def _filled(column: Sequence[Tensor | None]) -> list[Tensor]:
+    like = next(each for each in column if each is not None)
+    return [(torch.zeros_like(like) if each is None else each).flatten() for each in column]
+
+
+def _together(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _in_float64(vectors: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -172,8 +178,10 @@ def without_hooks(parameters: Sequence[Tensor]) -> Iterator[None]:
             registered.update(kept)
 
 
-def _unscaled(gradient: Tensor) -> Tensor:
-    return gradient.to(torch.promote_types(gradient.dtype, torch.float32)) / GRADIENT_SCALE
+def _unscaled(row: Sequence[Tensor | None]) -> list[Tensor | None]:
+    found = [each.to(torch.promote_types(each.dtype, torch.float32)) for each in row if each is not None]
+    divided = iter(torch._foreach_div(found, GRADIENT_SCALE) if found else ())
+    return [None if each is None else next(divided) for each in row]
 
 
 def nodes_of(outputs: Iterable[Tensor]) -> Iterator[torch.autograd.graph.Node]:

@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from moonopt.tasks.pending import MicroBatch, Pending
 from moonopt.tasks.replay import Replay
 
 Closure = Callable[..., Losses]
+Parts = Generator[Callable[[], None], None, Any]
 NO_GRADIENT = "No parameter has a gradient. Call backward() on the combined loss before step(), with no zero_grad() between."
 
 
@@ -30,10 +31,21 @@ class TaskOptimizer(Optimizer):
         """
         if not callable(closure):
             raise TypeError(f"minimize needs a closure that computes the losses, found a {type(closure).__name__}.")
+        parts = self.in_parts(closure, args)
+        while True:
+            try:
+                decide = next(parts)
+            except StopIteration as end:
+                return end.value
+            decide()
+
+    def in_parts(self, closure: Closure, args: tuple[Any, ...]) -> Parts:
+        """The step of ``minimize`` in parts that ask nothing of the host: what is yielded is to be called between two."""
         self.zero_grad()
         answer = self._differentiate(closure, args)
         self.step()
         return answer
+        yield
 
     def combine(self, closure: Closure | Losses, *args: Any, again: Callable[[], Losses] | None = None) -> Tensor:
         """The task losses as one scalar for any backward pass.
