@@ -142,6 +142,14 @@ def test_any_torchjd_aggregator_or_weighting_is_a_balancer(name):
     assert torch.equal(heads, torch.ones(4))
 
 
+def test_minimize_takes_the_direction_of_a_torchjd_aggregator():
+    aggregation = pytest.importorskip("torchjd.aggregation")
+    rows, theta = jacobian(4, 20).float(), torch.nn.Parameter(torch.zeros(20))
+    optimizer = Balanced(FromTorchJD(4, aggregation.UPGrad()), torch.optim.SGD([theta], lr=1.0))
+    optimizer.minimize(lambda: (rows @ theta).unbind())
+    assert torch.allclose(-theta, aggregation.UPGrad()(rows), rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("name", [name for name, each in BALANCERS.items() if each.uses_gram])
 def test_engines_agree(name):
     """On a net with dropout, batch norm and heads, whose buffers move once per step whatever the engine."""
@@ -345,15 +353,19 @@ def test_tasks_that_share_nothing(name, engine):
     assert not any(torch.equal(model.weight, start) for model, start in zip(models, before, strict=True))
 
 
+@pytest.mark.parametrize("whole_step", [False, True])
 @pytest.mark.parametrize("name", ["ls", *GRADIENT_BASED])
-def test_a_hook_on_a_parameter_acts_once(name, two_heads, batch):
+def test_a_hook_on_a_parameter_acts_once(name, whole_step, two_heads, batch):
     x, y = batch(tasks=3)
     gradients = []
     for factor in (1.0, 0.5):
         model = two_heads(3)
         model.trunk[0].weight.register_hook(lambda g, f=factor: f * g)
         optimizer = build(name, model, 3, balancer={"max_norm": None} if name == "nash-mtl" else {})
-        optimizer.combine(lambda m=model: list(m.losses(x, y))).backward()
+        if whole_step:
+            optimizer.minimize(lambda m=model: list(m.losses(x, y)))
+        else:
+            optimizer.combine(lambda m=model: list(m.losses(x, y))).backward()
         gradients.append(model.trunk[0].weight.grad)
     assert torch.allclose(0.5 * gradients[0], gradients[1], rtol=1e-5)
 

@@ -210,7 +210,7 @@ class Balanced(TaskOptimizer):
         return {name: float(number) for name, number in numbers.items()}
 
     def obstacle_to_capture(self) -> str | None:
-        if not self.balancer.capturable and not (self.balancer.uses_gram and self._engine.kind == "stored"):
+        if not self.balancer.capturable and not self._weighs_by_gram:
             return f"{self.balancer.name} computes its weights on the host"
         if self._every > 1 or self._nonfinite == "skip":
             return 'with every > 1 or nonfinite="skip" the host decides what to do in a step'
@@ -264,7 +264,12 @@ class Balanced(TaskOptimizer):
     def _keeps_gradients(self) -> bool:
         """Whether a step is best made of the task gradients themselves, once their inner products have led to weights."""
         hooks = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters())
-        return self.balancer.uses_gram and self._engine.kind == "stored" and self._is_due() and not hooks
+        return self._weighs_by_gram and self._is_due() and not hooks
+
+    @property
+    def _weighs_by_gram(self) -> bool:
+        """Whether the weights follow from the inner products of gradients that are all kept."""
+        return self.balancer.uses_gram and self._engine.kind == "stored" and not isinstance(self.balancer, Aggregator)
 
     def _replay(self, closure: Closure, args: tuple[Any, ...]) -> Replay | None:
         if not (self._by_columns or self.balancer.evaluates_again):

@@ -15,6 +15,7 @@ BENCHMARKS: dict[str, str] = {
     "synthetic30": "moonopt.bench.synthetic:Synthetic30",
     "multidigits": "moonopt.bench.multidigits:MultiDigits",
     "multimnist": "moonopt.bench.multimnist:MultiMNIST",
+    "qm9": "moonopt.bench.qm9:QM9",
 }
 
 #: Data sets that have a name of their own, each with a benchmark that reads it.

@@ -1,0 +1,143 @@
+"""The message-passing network of QM9 (Gilmer et al., 2017; sizes as in Nash-MTL) in plain torch, on padded molecules.
+
+With 11 tasks 610,944 of its 617,675 parameters are in matrices, all weights but those of embedding and heads: the 98.91 % that
+the paper counts. The edge network's second layer alone has 524,288: one matrix, stored as (64 * 64, 128).
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from moonopt.bench.models.mpnn_molecules import ATOM_FEATURES, EDGE_FEATURES, MoleculeBatch
+from moonopt.tasks.kernels import PLAIN
+
+
+class MPNN(nn.Module):
+    """An embedding of atoms, rounds of messages with shared weights, Set2Set, a layer, one linear head per task.
+
+    ``PyGNet`` computes the same with torch_geometric, from the same parameters.
+
+    Args:
+        tasks: their names, one number of each molecule per task.
+        atom_features: how many each atom has.
+        edge_features: how many each pair of atoms has.
+        width: of atoms between the rounds.
+        edge_width: hidden width of the network that makes a matrix of an edge.
+        rounds: of messages.
+        readout_steps: of Set2Set.
+
+    >>> batch = MoleculeBatch(torch.zeros(5, 4, 11), torch.zeros(5, 4, 4, 5), torch.ones(5, 4, dtype=torch.bool))
+    >>> {task: tuple(predicted.shape) for task, predicted in MPNN(["mu", "alpha"])(batch).items()}
+    {'mu': (5,), 'alpha': (5,)}
+
+    """
+
+    def __init__(
+        self,
+        tasks: Iterable[str],
+        *,
+        atom_features: int = ATOM_FEATURES,
+        edge_features: int = EDGE_FEATURES,
+        width: int = 64,
+        edge_width: int = 128,
+        rounds: int = 3,
+        readout_steps: int = 3,
+    ) -> None:
+        super().__init__()
+        self.rounds = rounds
+        self.embedding = nn.Linear(atom_features, width)
+        self.conv = EdgeConvolution(width, edge_features, edge_width)
+        self.gru = nn.GRUCell(width, width)
+        self.set2set = Set2Set(width, readout_steps)
+        self.out = nn.Linear(2 * width, width)
+        self.heads = nn.ModuleDict({task: nn.Linear(width, 1) for task in tasks})
+
+    def forward(self, molecules: MoleculeBatch) -> dict[str, Tensor]:
+        """What every task predicts, (molecules,)."""
+        features = self.out(self.readout(molecules)).relu()
+        return {task: head(features).squeeze(1) for task, head in self.heads.items()}
+
+    def readout(self, molecules: MoleculeBatch) -> Tensor:
+        """What Set2Set makes of the atoms after the last round, (molecules, 2 width)."""
+        x = self.embedding(molecules.atoms).relu()
+        edges = self.conv.edges(molecules)
+        for _ in range(self.rounds):
+            x = PLAIN.gru_cell(self.conv(x, edges).relu(), x, *_weights(self.gru))
+        return self.set2set(x, molecules.mask)  # type: ignore[no-any-return]
+
+
+class Edges(NamedTuple):
+    """What the messages of all rounds have in common. The shares of an atom with neighbours add up to one."""
+
+    shares: Tensor  # of source j in the mean over the neighbours of i, (B, N, N)
+    hidden: Tensor  # the edge network's hidden layer times the share, (B, N, N * hidden)
+    matrices: Tensor  # its second layer, without the bias, as (width, hidden * width)
+
+
+class EdgeConvolution(nn.Module):
+    """NNConv: x_i <- root x_i + bias + mean over neighbours j of W(e_ij)' x_j, with W(e) = A h(e) + b as a square matrix.
+
+    No W(e) is ever made: sum_j W(e_ij)' x_j = sum_jk h_k(e_ij) (A_k' x_j) + b' sum_j x_j. A round takes N^2 hidden width +
+    N hidden width^2 multiplications per molecule of N atoms in place of N (N - 1) hidden width^2: 22 million where N is 29,
+    the padding included, against 160 million for an average molecule, of 18 atoms, without padding.
+    """
+
+    def __init__(self, width: int, edge_features: int, edge_width: int) -> None:
+        super().__init__()
+        self.nn = nn.Sequential(nn.Linear(edge_features, edge_width), nn.ReLU(), nn.Linear(edge_width, width * width))
+        self.lin = nn.Linear(width, width, bias=False)
+        self.bias = nn.Parameter(torch.zeros(width))
+
+    def edges(self, molecules: MoleculeBatch) -> Edges:
+        """What depends on the edges alone, once for all rounds."""
+        neighbours = molecules.neighbours.to(molecules.edges.dtype)
+        shares = neighbours / neighbours.sum(2, keepdim=True).clamp(min=1)
+        first, second = self._layers()
+        # share * relu(weight e + bias) = relu(weight (share e) + bias share): the large tensor is made at once.
+        scaled = shares.unsqueeze(3) * functional.pad(molecules.edges, (0, 1), value=1.0)
+        hidden = functional.linear(scaled, torch.cat([first.weight, first.bias.unsqueeze(1)], 1)).relu()
+        width = len(self.bias)
+        matrices = second.weight.view(width, width, -1).transpose(1, 2).reshape(width, -1)
+        return Edges(shares, hidden.flatten(2), matrices)
+
+    def forward(self, x: Tensor, edges: Edges) -> Tensor:
+        """Atoms (B, N, width) after one round."""
+        width = len(self.bias)
+        constant = self._layers()[1].bias.view(width, width)
+        base = self.lin(x) + edges.shares @ x @ constant + self.bias
+        # All A_k' x_j first: as many products as sum_j h_k x_j first, and the large tensors are multiplied as they lie.
+        sent = (x @ edges.matrices).view(len(x), -1, width)
+        return torch.baddbmm(base, edges.hidden, sent)
+
+    def _layers(self) -> tuple[nn.Linear, nn.Linear]:
+        return self.nn[0], self.nn[2]  # type: ignore[return-value]
+
+
+class Set2Set(nn.Module):
+    """A molecule from its atoms (Vinyals et al., 2016): an LSTM asks, attention over the atoms answers, several times."""
+
+    def __init__(self, width: int, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+        self.lstm = nn.LSTMCell(2 * width, width)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """The last question and its answer, (B, 2 width). The answer of a molecule without atoms is zero."""
+        question = cell = x.new_zeros(len(x), x.shape[2])
+        both = x.new_zeros(len(x), 2 * x.shape[2])
+        for _ in range(self.steps):
+            question, cell = PLAIN.lstm_cell(both, (question, cell), *_weights(self.lstm))
+            scores = (x @ question.unsqueeze(2)).squeeze(2)
+            lowest = torch.finfo(scores.dtype).min  # not -inf: the softmax over none but these would not be a number
+            attention = scores.masked_fill(~mask, lowest).softmax(1) * mask
+            answer = (attention.unsqueeze(1) @ x).squeeze(1)
+            both = torch.cat([question, answer], 1)
+        return both
+
+
+def _weights(cell: nn.GRUCell | nn.LSTMCell) -> tuple[Tensor, ...]:
+    """For the elementary operations that stand in for the cell's own kernel, which has no forward-mode derivative."""
+    return cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh

@@ -1,0 +1,51 @@
+"""Molecules as dense batches: every pair of atoms is an edge, and what a molecule has fewer atoms than others is padding.
+
+Shapes are those of the tensors given, never of their values, so that a whole training step can be one CUDA graph.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+#: Single, double, triple, aromatic: 1 to 4 in a tensor of bonds, where 0 is none.
+BOND_KINDS = 4
+#: Of QM9: one-hot element, atomic number, aromaticity, sp, sp2, sp3, number of hydrogens.
+ATOM_FEATURES = 11
+#: One-hot kind of bond, zeros where there is none, and the distance.
+EDGE_FEATURES = BOND_KINDS + 1
+
+
+class MoleculeBatch(NamedTuple):
+    """B molecules of at most N atoms."""
+
+    atoms: Tensor  # (B, N, features)
+    edges: Tensor  # (B, N, N, features), of the edge to atom i from atom j at [:, i, j]
+    mask: Tensor  # (B, N), true where there is an atom
+
+    @property
+    def neighbours(self) -> Tensor:
+        """Which atoms send a message to which, (B, N, N): a complete graph without loops."""
+        others = ~torch.eye(self.mask.shape[1], dtype=torch.bool, device=self.mask.device)
+        return self.mask.unsqueeze(2) & self.mask.unsqueeze(1) & others
+
+
+def dense_batch(numbers: Tensor, features: Tensor, positions: Tensor, bonds: Tensor) -> MoleculeBatch:
+    """The batch that a network takes, in the dtype of the positions and on their device; nothing waits for the device.
+
+    Args:
+        numbers: atomic numbers, (B, N); 0 is padding.
+        features: of the atoms, (B, N, features), of any dtype.
+        positions: of the atoms, (B, N, 3), in Angstrom.
+        bonds: kinds from 0 to 4, symmetric, (B, N, N).
+
+    >>> numbers, positions = torch.tensor([[8, 1, 0]]), torch.tensor([[[0.0, 0, 0], [0, 0, 0.96], [0, 0, 0]]])
+    >>> bonds = torch.tensor([[[0, 1, 0], [1, 0, 0], [0, 0, 0]]])
+    >>> dense_batch(numbers, numbers.unsqueeze(2), positions, bonds).edges[0, 0, 1]
+    tensor([1.0000, 0.0000, 0.0000, 0.0000, 0.9600])
+
+    """
+    kinds = torch.arange(1, BOND_KINDS + 1, dtype=bonds.dtype, device=bonds.device)
+    bonded = (bonds.unsqueeze(3) == kinds).to(positions.dtype)
+    distances = torch.linalg.vector_norm(positions.unsqueeze(2) - positions.unsqueeze(1), dim=3, keepdim=True)
+    return MoleculeBatch(features.to(positions.dtype), torch.cat([bonded, distances], 3), numbers > 0)
