@@ -74,6 +74,33 @@ def test_the_registry_has_it_with_the_numbers_of_the_paper():
     assert {name for row in bench.published.rows.values() for name in row} <= {metric.name for metric in bench.metrics}
 
 
+def test_a_factor_scales_the_right_loss_alone_and_no_metric(made_up):
+    torch.manual_seed(0)
+    model = MultiMNIST().model()
+    batch = everything(load(made_up, **SMALL).test)
+    plain, scaled = (MultiMNIST({"data.right_factor": factor}) for factor in (1.0, 10.0))
+    before, after = plain.losses(model, batch), scaled.losses(model, batch)
+    assert after["left"] == before["left"]
+    assert after["right"].item() == pytest.approx(10 * before["right"].item())
+    with torch.no_grad():
+        assert scaled.evaluate(model, [batch]) == plain.evaluate(model, [batch])
+
+
+def test_noise_replaces_a_share_of_the_right_training_labels_and_nothing_else(made_up):
+    clean, noisy, drawn = (load(made_up, **SMALL, **{"data.right_noise": share}) for share in (0.0, 0.4, 1.0))
+    for split in SPLITS:
+        before, after = everything(getattr(clean, split)), everything(getattr(noisy, split))
+        assert torch.equal(before[0], after[0])
+        assert torch.equal(before[1], after[1])
+        assert torch.equal(before[2], after[2]) == (split != "train")
+    changed = everything(clean.train)[2] != everything(noisy.train)[2]
+    assert 0.25 < changed.float().mean() < 0.47  # a tenth of the drawn labels are the right ones
+    agree = everything(clean.train)[2] == everything(drawn.train)[2]
+    assert agree.float().mean() < 0.2
+    with pytest.raises(UserError, match="between 0 and 1"):
+        load(made_up, **SMALL, **{"data.right_noise": 1.5})
+
+
 def test_the_share_of_the_matrices_is_that_of_the_paper():
     routing = route_parameters(MultiMNIST().model())
     assert 0.764 <= routing.matrix_share <= 0.774

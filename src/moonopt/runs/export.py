@@ -13,6 +13,8 @@ from moonopt.runs.store import write_whole, writing
 
 #: What is left of curves.
 MOST_LINES = 50
+#: Of more tasks, a matrix of conflicts in every line would be most of the file.
+FEW_TASKS = 4
 SIGNIFICANT_DIGITS = 4
 
 #: Objects down to this depth have a line per key, so that a change shows as a few lines.
@@ -23,7 +25,7 @@ def export(runs: Sequence[Run], out: Path) -> list[Path]:
     """Write the finished runs of one benchmark; the runs of ``stl`` make one file per task. Warns of those that are left out.
 
     Results are exact. Of each curve at most 50 lines stay, always the first and the last, in 4 significant digits; the
-    conflict matrix stays in the last line that has one.
+    conflict matrix of more than 4 tasks stays in the last line that has one.
 
     Returns:
         The files.
@@ -70,7 +72,7 @@ def _content(label: str, runs: Sequence[Run]) -> dict[str, Any]:
             **({"config": differing} if differing else {}),
             "result": run.result,
             "train": [_rounded(line) for line in thinned(run.train)],
-            "evaluation": [_rounded(line) for line in _last_conflict_only(thinned(run.evaluation))],
+            "evaluation": [_rounded(line) for line in _last_large_conflict_only(thinned(run.evaluation))],
         }
     return {
         "format": FORMAT,
@@ -89,10 +91,9 @@ def _without_seed(run: Run) -> dict[str, Any]:
     return {key: value for key, value in run.config.items() if key != "seed"}
 
 
-def _last_conflict_only(lines: Sequence[Line]) -> list[Line]:
-    """A matrix of 40 x 40 in every line would be most of the file."""
-    measured = [index for index, line in enumerate(lines) if line.get("conflict")]
-    return [line if index in measured[-1:] else {**line, "conflict": None} for index, line in enumerate(lines)]
+def _last_large_conflict_only(lines: Sequence[Line]) -> list[Line]:
+    large = [index for index, line in enumerate(lines) if len(line.get("conflict") or ()) > FEW_TASKS]
+    return [{**line, "conflict": None} if index in large[:-1] else line for index, line in enumerate(lines)]
 
 
 def _rounded(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """A whole training step of a small ViT: ``python -m moonopt.speed.step [--json]``.
 
-The model and the batch of MultiMNIST (a ViT of 140 k parameters, 256 images of 28 x 28, two tasks of ten classes, bfloat16
-autocast on a GPU), trained by LS with Adam, by Muon and by MOON, one interleaved run. On a GPU each step also as a CUDA graph
+A ViT of 140 k parameters on a batch like MultiMNIST's (256 images of 28 x 28, two tasks of ten classes, bfloat16 autocast on a
+GPU), trained by LS with Adam, by Muon and by MOON, one interleaved run. On a GPU each step also as a CUDA graph
 (``moonopt.capture``), and as a graph of a compiled model.
 """
 

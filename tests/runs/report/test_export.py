@@ -53,7 +53,16 @@ def test_results_are_exact_and_curves_are_thin(toy_runs, tmp_path):
     assert (len(steps), steps[0], steps[-1]) == (50, 1, 250)
     loss = run.train[-1]["loss"]["first"]
     assert found["train"][-1]["loss"]["first"] == float(f"{loss:.4g}") != loss
-    assert [line["conflict"] is None for line in found["evaluation"]] == [True] * 11 + [False]
+    assert all(line["conflict"] for line in found["evaluation"])
+
+
+def test_of_many_tasks_the_last_matrix_of_conflicts_stays(toy_runs, tmp_path):
+    for run in toy_runs:
+        for line in run.evaluation:
+            line["conflict"] = [[1.0] * 5] * 5
+    export(toy_runs, tmp_path)
+    found = json.loads((tmp_path / "moon.json").read_text())["seeds"]["1"]["evaluation"]
+    assert [line["conflict"] is None for line in found] == [True] * 11 + [False]
 
 
 def test_exporting_an_export_changes_nothing(toy_runs, tmp_path):
