@@ -57,8 +57,7 @@ class MPNN(nn.Module):
 
     def forward(self, molecules: MoleculeBatch) -> dict[str, Tensor]:
         """What every task predicts, (molecules,)."""
-        features = self.out(self.readout(molecules)).relu()
-        return {task: head(features).squeeze(1) for task, head in self.heads.items()}
+        return self.predictions(self.readout(molecules))
 
     def readout(self, molecules: MoleculeBatch) -> Tensor:
         """What Set2Set makes of the atoms after the last round, (molecules, 2 width)."""
@@ -67,6 +66,11 @@ class MPNN(nn.Module):
         for _ in range(self.rounds):
             x = PLAIN.gru_cell(self.conv(x, edges).relu(), x, *_weights(self.gru))
         return self.set2set(x, molecules.mask)  # type: ignore[no-any-return]
+
+    def predictions(self, readout: Tensor) -> dict[str, Tensor]:
+        """What the tasks make of it."""
+        features = self.out(readout).relu()
+        return {task: head(features).squeeze(1) for task, head in self.heads.items()}
 
 
 class Edges(NamedTuple):

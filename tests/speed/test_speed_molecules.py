@@ -1,0 +1,32 @@
+"""The measurement of QM9's network: what it times is what it says."""
+
+import pytest
+import torch
+
+from moonopt.bench.models.mpnn import MPNN
+from moonopt.bench.models.mpnn_pyg import PyGNet
+from moonopt.speed import molecules
+
+
+def test_molecules_have_as_many_atoms_as_those_of_qm9():
+    numbers, positions, bonds = molecules.molecules(500)
+    atoms = (numbers > 0).sum(1)
+    assert 17 < atoms.float().mean() < 19
+    assert atoms.max() <= molecules.MOST_ATOMS
+    assert torch.equal((bonds > 0).sum((1, 2)), 2 * (atoms - 1))
+    assert not positions[numbers == 0].any()
+
+
+def test_both_forms_start_from_the_same_losses():
+    pytest.importorskip("torch_geometric")
+    given = molecules.molecules(5)
+    targets = torch.randn(5, 11)
+    found = [torch.stack(list(molecules._stepper("ls", form, given, targets)())) for form in (PyGNet, MPNN)]
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+def test_it_prints_a_line_per_form_and_method(capsys):
+    pytest.importorskip("torch_geometric")
+    molecules.main(["--rounds", "2", "--batch", "3"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if " ms " in line]
+    assert [line.split("  ")[1].strip() for line in lines] == ["ls, pyg", "ls, dense", "moon, pyg", "moon, dense"]
