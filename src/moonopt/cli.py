@@ -56,6 +56,7 @@ Tuned = Annotated[Path | None, typer.Option(help="Settings that `moonopt tune` h
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
 Amp = Annotated[bool, typer.Option("--amp", help="Compute the losses under autocast in bfloat16.")]
 Compile = Annotated[bool, typer.Option("--compile", help="Compile the model with torch.compile.")]
+Tf32 = Annotated[bool, typer.Option("--tf32", help="Multiply float32 matrices in TensorFloat-32, on GPUs that have it.")]
 Out = Annotated[Path, typer.Option("--out", help="The folder of all runs.")]
 DataFolder = Annotated[Path | None, typer.Option("--data", help="Where data lie; then $MOONOPT_DATA, then ~/.cache/moonopt.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Begin anew, whatever is there.")]
@@ -123,6 +124,7 @@ def run(
     device: Device = "cpu",
     amp: Amp = False,
     compile: Compile = False,  # noqa: A002 - the option's name
+    tf32: Tf32 = False,
     out_folder: Out = DEFAULT_OUT,
     data: DataFolder = None,
     overwrite: Overwrite = False,
@@ -130,7 +132,7 @@ def run(
 ) -> None:
     """Train one model, with a progress bar."""
     layers = _layers(benchmark, [method], settings, config, tuned)[method]
-    cell = make_cell(benchmark, method, seed, layers, Machine(device, amp, compile))
+    cell = make_cell(benchmark, method, seed, layers, Machine(device, amp, compile, tf32))
     _run_one(cell, out_folder, _data_folder(data), overwrite=overwrite, checkpoint_seconds=checkpoint_seconds)
 
 
@@ -162,6 +164,7 @@ def compare(
     device: Device = "cpu",
     amp: Amp = False,
     compile: Compile = False,  # noqa: A002 - the option's name
+    tf32: Tf32 = False,
     out_folder: Out = DEFAULT_OUT,
     data: DataFolder = None,
     overwrite: Overwrite = False,
@@ -175,7 +178,7 @@ def compare(
     names = _names(methods, "method")
     layers = _layers(benchmark, names, settings, config, tuned)
     check_reference(reference, find(benchmark), names)
-    cells = make_cells(benchmark, names, _seeds(seeds), layers, Machine(device, amp, compile))
+    cells = make_cells(benchmark, names, _seeds(seeds), layers, Machine(device, amp, compile, tf32))
     plan = Plan(out_folder, _data_folder(data), _engine(engine), jobs, overwrite, checkpoint_seconds)
     with stopping() as stop, screen_for(sys.stdout) as screen:
         comparison = compare_cells(cells, plan, stop, screen)
@@ -204,6 +207,7 @@ def tune(
     device: Device = "cpu",
     amp: Amp = False,
     compile: Compile = False,  # noqa: A002 - the option's name
+    tf32: Tf32 = False,
     out_folder: Out = DEFAULT_OUT / "tune",
     data: DataFolder = None,
     overwrite: Overwrite = False,
@@ -217,7 +221,7 @@ def tune(
     grids = read_grids(grid, names)
     layers = _own_layers(settings, config)
     plan = Plan(out_folder, _data_folder(data), _engine(engine), jobs, overwrite, checkpoint_seconds)
-    machine = Machine(device, amp, compile)
+    machine = Machine(device, amp, compile, tf32)
     with stopping() as stop, screen_for(sys.stdout) as screen:
         comparison, tuned = tune_methods(benchmark, grids, _seeds(seeds), layers, plan, stop, screen, machine)
     _exit_if_unfinished(comparison, stop, overwrite)
@@ -267,9 +271,11 @@ def inspect(
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
-def speed(context: typer.Context, what: Annotated[str, typer.Argument(help="polar, step, tasks, balance or memory.")]) -> None:
-    """Measure against peers: speed polar|step|tasks|balance|memory [--json] [--rounds N] [--device D]."""
-    measurements = ("polar", "step", "tasks", "balance", "memory")
+def speed(
+    context: typer.Context, what: Annotated[str, typer.Argument(help="polar, step, tasks, balance, molecules or memory.")]
+) -> None:
+    """Measure against peers: speed polar|step|tasks|balance|molecules|memory [--json] [--rounds N] [--device D]."""
+    measurements = ("polar", "step", "tasks", "balance", "molecules", "memory")
     if what not in measurements:
         raise UserError(unknown_name(what, measurements, "measurement"))
     sys.argv = [f"moonopt speed {what}", *context.args]

@@ -61,9 +61,14 @@ def test_very_long_names_that_differ_at_the_end_have_different_folders():
 
 
 def test_a_config_gives_its_cell_back():
-    chosen = made("famo+muon", 2, {"optimizer.lr": 0.5}, Machine("cpu", amp=True))
+    chosen = made("famo+muon", 2, {"optimizer.lr": 0.5}, Machine("cpu", amp=True, tf32=True))
     assert cell_of(chosen.config, Path("config.json")) == chosen
     assert "--amp" in chosen.command
+    assert "--tf32" in chosen.command
+
+
+def test_a_config_from_before_there_was_tf32_is_that_of_a_run_without():
+    assert "tf32" not in made().config
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ class Machine:
     device: str = "cpu"
     amp: bool = False
     compile: bool = False
+    tf32: bool = False
 
 
 CPU = Machine()
@@ -52,6 +53,7 @@ class Cell:
             "device": self.machine.device,
             "amp": self.machine.amp,
             "compile": self.machine.compile,
+            **({"tf32": True} if self.machine.tf32 else {}),  # younger than the format, so that older runs go on
         }
 
     @property
@@ -77,6 +79,7 @@ class Cell:
         words += [] if self.machine.device == "cpu" else ["--device", self.machine.device]
         words += ["--amp"] if self.machine.amp else []
         words += ["--compile"] if self.machine.compile else []
+        words += ["--tf32"] if self.machine.tf32 else []
         return shlex.join(words)
 
 
@@ -104,7 +107,7 @@ def cell_of(config: Mapping[str, Any], source: Path) -> Cell:
     absent = [key for key in Cell("", "", 0, {}).config if key not in config]
     if absent:
         raise UserError(f"{source} is damaged: it lacks {', '.join(absent)}.")
-    machine = Machine(config["device"], config["amp"], config["compile"])
+    machine = Machine(config["device"], config["amp"], config["compile"], config.get("tf32", False))
     return Cell(config["benchmark"], config["method"], config["seed"], config["settings"], config["overrides"], machine)
 
 

@@ -9,7 +9,7 @@ from moonopt.errors import UserError, one_sentence
 from moonopt.runs import checkpoint
 from moonopt.runs.cell import Cell
 from moonopt.runs.interrupt import Stop
-from moonopt.runs.reproducible import deterministic
+from moonopt.runs.reproducible import deterministic, multiplying
 from moonopt.runs.store import ERROR, RunFolder, State, writing
 from moonopt.runs.train import InterruptedRun, Tell, Training
 
@@ -59,7 +59,8 @@ def run_cell(
         saved = None
         if state is State.UNFINISHED:
             saved = checkpoint.load(folder.path, cell, lambda text: tell({"kind": "note", "text": text}))
-        with deterministic(cell.seed, cell.settings["train.deterministic"], None if saved is None else saved["threads"]):
+        threads = None if saved is None else saved["threads"]
+        with deterministic(cell.seed, cell.settings["train.deterministic"], threads), multiplying(cell.machine.tf32):
             try:
                 training = Training(cell, data_folder)
             except UserError:

@@ -80,7 +80,7 @@ def _settings(row: Row) -> dict[str, str]:
     found: dict[str, dict[str, None]] = {}
     for outcome in row.outcomes:
         for run in outcome.runs:
-            machine = {key: run.config.get(key) for key in ("device", "amp", "compile")}
+            machine = {key: run.config[key] for key in ("device", "amp", "compile", "tf32") if key in run.config}
             for key, value in {**run.config["settings"], **machine}.items():
                 if key != TASK:
                     found.setdefault(key, {})[_value(value)] = None
