@@ -145,9 +145,9 @@ def test_any_torchjd_aggregator_or_weighting_is_a_balancer(name):
 def test_minimize_takes_the_direction_of_a_torchjd_aggregator():
     aggregation = pytest.importorskip("torchjd.aggregation")
     rows, theta = jacobian(4, 20).float(), torch.nn.Parameter(torch.zeros(20))
-    optimizer = Balanced(FromTorchJD(4, aggregation.UPGrad()), torch.optim.SGD([theta], lr=1.0))
+    optimizer = Balanced(FromTorchJD(4, aggregation.MGDA()), torch.optim.SGD([theta], lr=1.0))
     optimizer.minimize(lambda: (rows @ theta).unbind())
-    assert torch.allclose(-theta, aggregation.UPGrad()(rows), rtol=1e-3, atol=1e-3)
+    assert torch.allclose(-theta, aggregation.MGDA()(rows), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", [name for name, each in BALANCERS.items() if each.uses_gram])

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from moonopt.balance.base import Aggregator, Balancer, Engine, Learned, Memory, NonFiniteGradientError, Tasks
+from moonopt.balance.delivery import delivered
+from moonopt.balance.wrapper import Wrapper
 from moonopt.errors import unknown_name
 from moonopt.tasks.capturing import is_capturing
 from moonopt.tasks.gradients import gram_by_columns, graph_features
@@ -25,7 +27,7 @@ COUNTED = ("unsolved", "rejected")  # what balancers count in their memory
 BAD_LOSS = "NaN or infinite (or not positive, for a method that takes its logarithm)"
 
 
-class Balanced(TaskOptimizer):
+class Balanced(Wrapper):
     """A balancer says how losses or task gradients are combined, an optimizer how the combined gradient becomes an update.
 
     It shares the groups and the state of the optimizer, so that schedulers, scalers and checkpoints work with it as with
@@ -84,41 +86,6 @@ class Balanced(TaskOptimizer):
             "weighed": [False] * len(like),  # which tasks the weights were made for
         }
         self.memory.update(start | balancer.initial(like))
-
-    # What is the inner optimizer's
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        return self.optimizer.param_groups
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        return self.optimizer.state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        return self.optimizer.defaults
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        self.optimizer.add_param_group(param_group)
-
-    def register_step_pre_hook(self, hook: Any) -> Any:
-        return self.optimizer.register_step_pre_hook(hook)
-
-    def register_step_post_hook(self, hook: Any) -> Any:
-        return self.optimizer.register_step_post_hook(hook)
-
-    def register_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
-        return self.optimizer.register_state_dict_pre_hook(hook, prepend)
-
-    def register_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
-        return self.optimizer.register_state_dict_post_hook(hook, prepend)
-
-    def register_load_state_dict_pre_hook(self, hook: Any, prepend: bool = False) -> Any:
-        return self.optimizer.register_load_state_dict_pre_hook(hook, prepend)
-
-    def register_load_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
-        return self.optimizer.register_load_state_dict_post_hook(hook, prepend)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Torch's, and forget combined losses whose backward has run: their step was skipped."""
@@ -313,12 +280,12 @@ class Balanced(TaskOptimizer):
             weights = batch.observed = self._remembered(self.balancer.weights(tasks, self.memory), losses)
             directions = self.balancer.direction(tasks, self.memory)
             rest = [p for p in tasks.parameters if p not in directions]
-            return _delivered(directions | tasks.plain_gradient(rest), self._shown(losses, weights))
+            return delivered(directions | tasks.plain_gradient(rest), self._shown(losses, weights))
         weights = batch.observed = self._weights(tasks)
         if self.balancer.max_norm is not None and (tasks.count > 1 or len(self.tasks) == 1):
             self._pending.shared = tasks.shared
         if self.balancer.heads == "plain" and tasks.heads:
-            return _delivered(tasks.weighted_gradient(weights), self._shown(losses, weights))
+            return delivered(tasks.weighted_gradient(weights), self._shown(losses, weights))
         loss = (weights.to(losses.values) * losses.values).sum()
         return self._shown(losses, weights) + (loss - loss.detach())
 
@@ -405,11 +372,3 @@ class Balanced(TaskOptimizer):
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
-
-
-def _delivered(directions: dict[Tensor, Tensor], value: Tensor) -> Tensor:
-    """A loss of this value whose gradient is the direction: scalers, hooks, clipping and accumulation work with it."""
-    if not directions:
-        raise RuntimeError("The losses depend on no parameter of the optimizer.")
-    parts = [((p - p.detach()) * direction.detach().to(p.dtype)).sum().to(value) for p, direction in directions.items()]
-    return value + torch.stack(parts).sum()

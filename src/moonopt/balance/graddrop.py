@@ -8,6 +8,7 @@ from torch import Tensor
 
 from moonopt.balance import chance
 from moonopt.balance.base import Aggregator, Memory, Tasks
+from moonopt.tasks.gradients import by_parameter
 
 
 class GradDrop(Aggregator):
@@ -33,20 +34,21 @@ class GradDrop(Aggregator):
         return chance.initial(self.seed)
 
     def direction(self, tasks: Tasks, memory: Memory) -> dict[Tensor, Tensor]:
-        positive: dict[Tensor, Tensor] = {}
-        negative: dict[Tensor, Tensor] = {}
+        positive: Tensor | None = None
+        negative: Tensor | None = None
+        used: set[Tensor] = set()
         for row in tasks.gradients_one_by_one():
-            for p, gradient in zip(tasks.parameters, row, strict=True):
-                if gradient is not None:
-                    for sums, part in ((positive, gradient.clamp_min(0)), (negative, gradient.clamp_max(0))):
-                        sums[p] = part if p not in sums else sums[p].add_(part)
-        if not positive:
+            used.update(by_parameter(tasks.parameters, row))
+            pairs = zip(tasks.parameters, row, strict=True)
+            together = torch.cat([(torch.zeros_like(p) if each is None else each).flatten() for p, each in pairs])
+            above, below = together.clamp_min(0), together.clamp_max(0)
+            positive = above if positive is None else positive.add_(above)
+            negative = below if negative is None else negative.add_(below)
+        if positive is None or negative is None or not used:
             return {}
-        generator = chance.generator(memory, next(iter(positive)).device)
-        chosen = set(positive) if tasks.chosen is None else set(tasks.chosen)
-        return {p: self._dropped(positive[p], negative[p], generator) for p in positive if p in chosen}
-
-    def _dropped(self, positive: Tensor, negative: Tensor, generator: torch.Generator) -> Tensor:
         purity = (1 + (positive + negative) / (positive - negative).clamp_min(1e-30)) / 2
+        generator = chance.generator(memory, positive.device)
         uniform = torch.rand(positive.shape, generator=generator, device=positive.device, dtype=positive.dtype)
-        return torch.where(purity > uniform, positive, negative)
+        pieces = torch.split(torch.where(purity > uniform, positive, negative), [p.numel() for p in tasks.parameters])
+        chosen = used if tasks.chosen is None else used & set(tasks.chosen)
+        return {p: piece.view_as(p) for p, piece in zip(tasks.parameters, pieces, strict=True) if p in chosen}

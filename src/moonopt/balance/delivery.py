@@ -1,0 +1,29 @@
+"""Gradients that were computed already, as those of a loss."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def delivered(directions: Mapping[Tensor, Tensor], value: Tensor) -> Tensor:
+    """A loss of this value whose gradient is the direction: scalers, hooks, clipping and accumulation work with it."""
+    if not directions:
+        raise RuntimeError("The losses depend on no parameter of the optimizer.")
+    wanted = [direction.detach().to(p.dtype) for p, direction in directions.items()]
+    loss: Tensor = _Delivery.apply(value, wanted, *directions)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _Delivery(torch.autograd.Function):
+    """A number with given gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, wanted: list[Tensor], *_: Tensor) -> Tensor:
+        ctx.wanted = wanted
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return None, None, *torch._foreach_mul(ctx.wanted, gradient)
