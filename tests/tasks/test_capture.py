@@ -10,6 +10,8 @@ from torch import nn
 import moonopt
 from moonopt import MOON, Balanced, Muon
 from moonopt.balance import DWA, FAMO, IMTLG, LS, MGDA, UW, CAGrad, GradDrop, GradNorm, NashMTL, PCGrad
+from moonopt.bench.qm9 import QM9
+from moonopt.speed.molecules import molecules
 from moonopt.tasks.capture import CaptureError
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -314,6 +316,25 @@ def test_replays_do_not_wait_for_the_device():
             step(*batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_gpu
+@pytest.mark.parametrize("mode", ["loss_difference", "double_backward"])
+def test_the_network_of_qm9_is_the_same_captured(mode):
+    found = []
+    for warmup in (2, 1000):
+        torch.manual_seed(0)
+        bench = QM9({"model.width": 16, "model.edge_width": 16})
+        model = bench.model().cuda()
+        given = [each.cuda() for each in molecules(12)]
+        batch = *given, torch.randn(12, 11, generator=torch.Generator().manual_seed(1)).cuda(), torch.ones(11).cuda()
+        step = moonopt.capture(MOON(model, tasks=bench.tasks, lr=0.01, delta=mode), lambda *b: bench.losses(model, b), warmup)
+        losses = [step(*batch) for _ in range(6)]
+        assert (step.graphs > 0) == (warmup < 6)
+        found.append((losses, model))
+    (losses, model), (expected, reference) = found
+    assert all(a[task].equal(b[task]) for a, b in zip(losses, expected, strict=True) for task in a)
+    assert all(p.equal(q) for p, q in zip(model.parameters(), reference.parameters(), strict=True))
 
 
 @needs_gpu
