@@ -309,10 +309,16 @@ def data_fetch(name: DataName, data: DataFolder = None) -> None:
 
 
 @data_app.command("make")
-def data_make(name: DataName, data: DataFolder = None) -> None:
-    """Make up small data in the format of the real ones."""
-    folder = _data_folder(data)
-    find_data(name)().make(folder)
+def data_make(
+    name: DataName,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="Where to write them; then as --data.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="How many examples (default: a few).")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Fixes them.")] = 0,
+    data: DataFolder = None,
+) -> None:
+    """Make up data in the format of the real ones."""
+    folder = out_folder or _data_folder(data)
+    find_data(name)().make(folder, count, seed)
     out.print(f"Made-up data of {name} are in {folder}.", soft_wrap=True, highlight=False)
 
 

@@ -259,3 +259,18 @@ def test_a_short_run_on_real_digits_beats_80_percent_on_both_tasks(real):
     found = trained(real, 24_000, **{"model.depth": 2})
     assert found["left accuracy"] > 80
     assert found["right accuracy"] > 80
+
+
+def test_made_up_digits_are_as_many_as_asked_for_and_fixed_by_the_seed(tmp_path, monkeypatch, capsys):
+    read = []
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        words = ["moonopt", "data", "make", "mnist", "--out", str(tmp_path / name), "--count", "60", "--seed", str(seed)]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert not ended.value.code
+        read.append(mnist.read(tmp_path / name))
+    (images, _), (test_images, _) = read[0]
+    assert (len(images), len(test_images)) == (60, 10)
+    assert torch.equal(images, read[1][0][0])
+    assert not torch.equal(images, read[2][0][0])

@@ -25,8 +25,9 @@ from moonopt.methods import BALANCERS
 VALIDATION = 12
 #: Pictures that are resized at a time, which bounds the memory that this takes.
 CHUNK = 4096
-#: Made-up training and test digits.
+#: Made-up training and test digits, and of how many training digits one more is for the test where their number is given.
 MADE_UP = (1200, 200)
+TEST_SHARE = 6
 
 
 class MultiMNIST(TwoDigits):
@@ -102,13 +103,14 @@ class MultiMNIST(TwoDigits):
     def fetch(self, folder: Path) -> None:
         mnist.fetch(folder)
 
-    def make(self, folder: Path) -> None:
+    def make(self, folder: Path, count: int | None = None, seed: int = 0) -> None:
         place = folder / mnist.FOLDER
         if place.is_dir() and any(place.iterdir()):
             raise UserError(f"{place} has files already: made-up digits need a folder of their own, so choose another --data.")
         place.mkdir(parents=True, exist_ok=True)
-        generator = torch.Generator().manual_seed(0)
-        parts = [values for count in MADE_UP for values in segments.digits(count, generator)]
+        generator = torch.Generator().manual_seed(seed)
+        counts = MADE_UP if count is None else (count, max(1, count // TEST_SHARE))
+        parts = [values for each in counts for values in segments.digits(each, generator)]
         for file, values in zip(mnist.SHA256, parts, strict=True):
             idx.write_idx(place / f"{file}.gz", values)
 
