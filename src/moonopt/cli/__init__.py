@@ -9,18 +9,49 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 from torch import nn
 
 from moonopt.bench import BENCHMARKS, Benchmark, find
-from moonopt.bench.registry import DATA_SETS, find_data, import_object
+from moonopt.bench.registry import import_object
+from moonopt.cli.data import data_app
+from moonopt.cli.options import (
+    DEFAULT_OUT,
+    Amp,
+    BenchmarkName,
+    Compile,
+    Config,
+    DataFolder,
+    Device,
+    EngineName,
+    Every,
+    Jobs,
+    Method,
+    Methods,
+    Out,
+    Overwrite,
+    Reference,
+    Runs,
+    Seeds,
+    Set,
+    Tf32,
+    Tuned,
+    err,
+    find_data_folder,
+    find_engine,
+    layers_of,
+    out,
+    own_layers,
+    read_names,
+    read_seeds,
+    repeating,
+)
 from moonopt.errors import UserError, one_sentence, unknown_name
 from moonopt.methods import METHODS
 from moonopt.optim.parameters import route_parameters
 from moonopt.runs.cell import Cell, Machine, make_cell
 from moonopt.runs.compare import Comparison, Plan, compare as compare_cells, make_cells
-from moonopt.runs.engines import ENGINES, Outcome
+from moonopt.runs.engines import Outcome
 from moonopt.runs.export import export as export_runs
 from moonopt.runs.interrupt import Stop, stopping
 from moonopt.runs.report.reading import Run, read_runs
@@ -28,45 +59,18 @@ from moonopt.runs.report.study import studies
 from moonopt.runs.report.tables import check_reference, results_table
 from moonopt.runs.run import CHECKPOINT_SECONDS, RunFailedError, run_cell
 from moonopt.runs.screen import screen_for
-from moonopt.runs.settings import Layer, parse, read_file, resolve
+from moonopt.runs.settings import resolve
 from moonopt.runs.store import CONFIG, RunFolder, State, write_json
 from moonopt.runs.terminal import grid, print_results, print_trials
 from moonopt.runs.train import InterruptedRun
-from moonopt.runs.tune import read_grids, read_tuned, tune as tune_methods
+from moonopt.runs.tune import read_grids, tune as tune_methods
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Train one model on several objectives at once: run methods on benchmarks, compare them, show the results.",
 )
-data_app = typer.Typer(no_args_is_help=True, help="The data of benchmarks.")
 app.add_typer(data_app, name="data")
-PIPE_WIDTH = 200  # where no terminal says how wide it is
-out = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
-err = Console(stderr=True)
-
-BenchmarkName = Annotated[str, typer.Argument(metavar="BENCH", help="A benchmark, or your own as module:Class.")]
-DataName = Annotated[str, typer.Argument(metavar="NAME", help="A benchmark, or a data set: " + ", ".join(DATA_SETS) + ".")]
-Method = Annotated[str, typer.Option(help="A method, or your own as module:name.")]
-Methods = Annotated[str, typer.Option(help="Methods, separated by commas.")]
-Seeds = Annotated[str, typer.Option(help="How many seeds, from 0 on; or which, separated by commas.")]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting; may be repeated.")]
-Config = Annotated[Path | None, typer.Option(help="Settings from a JSON file.")]
-Tuned = Annotated[Path | None, typer.Option(help="Settings that `moonopt tune` has found.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")]
-Amp = Annotated[bool, typer.Option("--amp", help="Compute the losses under autocast in bfloat16.")]
-Compile = Annotated[bool, typer.Option("--compile", help="Compile the model with torch.compile.")]
-Tf32 = Annotated[bool, typer.Option("--tf32", help="Multiply float32 matrices in TensorFloat-32, on GPUs that have it.")]
-Out = Annotated[Path, typer.Option("--out", help="The folder of all runs.")]
-DataFolder = Annotated[Path | None, typer.Option("--data", help="Where data lie; then $MOONOPT_DATA, then ~/.cache/moonopt.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Begin anew, whatever is there.")]
-EngineName = Annotated[str, typer.Option("--engine", help="What runs the cells: " + ", ".join(ENGINES) + ".")]
-Jobs = Annotated[int, typer.Option(min=1, help="How many cells at a time.")]
-Every = Annotated[float, typer.Option("--checkpoint-seconds", min=0, help="At most so long between checkpoints.")]
-Runs = Annotated[list[Path], typer.Argument(help="Folders of runs, or of a study that `moonopt export` made.")]
-Reference = Annotated[str | None, typer.Option(help="What Δm refers to: published, or stl.")]
-
-DEFAULT_OUT = Path("runs")
 
 
 def main() -> None:
@@ -86,7 +90,7 @@ def main() -> None:
 @app.command("list")
 def list_all(data: DataFolder = None) -> None:
     """Benchmarks, methods, and whether their data is here."""
-    folder = _data_folder(data)
+    folder = find_data_folder(data)
     table = grid("benchmark", "tasks", "data", "what it is")
     for name in BENCHMARKS:
         bench = find(name)()
@@ -106,7 +110,7 @@ def show(
     """Every setting, its value and where it comes from."""
     bench = find(benchmark)
     table = grid("setting", "value", "from")
-    for key, setting in resolve(bench, method, _layers(benchmark, [method], settings, config, tuned)[method]).items():
+    for key, setting in resolve(bench, method, layers_of(benchmark, [method], settings, config, tuned)[method]).items():
         table.add_row(key, repr(setting.value), setting.source)
     out.print(table)
     if bench.tuning:
@@ -131,9 +135,9 @@ def run(
     checkpoint_seconds: Every = CHECKPOINT_SECONDS,
 ) -> None:
     """Train one model, with a progress bar."""
-    layers = _layers(benchmark, [method], settings, config, tuned)[method]
+    layers = layers_of(benchmark, [method], settings, config, tuned)[method]
     cell = make_cell(benchmark, method, seed, layers, Machine(device, amp, compile, tf32))
-    _run_one(cell, out_folder, _data_folder(data), overwrite=overwrite, checkpoint_seconds=checkpoint_seconds)
+    _run_one(cell, out_folder, find_data_folder(data), overwrite=overwrite, checkpoint_seconds=checkpoint_seconds)
 
 
 @app.command()
@@ -150,7 +154,7 @@ def resume(
     root = path.parents[min(2, len(path.parents) - 1)]
     if cell.folder(root) != path:
         raise UserError(f"{folder} is not where its run belongs: expected it to end in {cell.folder(Path())}.")
-    _run_one(cell, root, _data_folder(data), go_on=True, checkpoint_seconds=checkpoint_seconds)
+    _run_one(cell, root, find_data_folder(data), go_on=True, checkpoint_seconds=checkpoint_seconds)
 
 
 @app.command()
@@ -175,11 +179,11 @@ def compare(
     report: Annotated[Path | None, typer.Option(help="Also write the report, into this folder.")] = None,
 ) -> None:
     """Run methods x seeds, skip what is done, go on with what is unfinished, and print the table."""
-    names = _names(methods, "method")
-    layers = _layers(benchmark, names, settings, config, tuned)
+    names = read_names(methods, "method")
+    layers = layers_of(benchmark, names, settings, config, tuned)
     check_reference(reference, find(benchmark), names)
-    cells = make_cells(benchmark, names, _seeds(seeds), layers, Machine(device, amp, compile, tf32))
-    plan = Plan(out_folder, _data_folder(data), _engine(engine), jobs, overwrite, checkpoint_seconds)
+    cells = make_cells(benchmark, names, read_seeds(seeds), layers, Machine(device, amp, compile, tf32))
+    plan = Plan(out_folder, find_data_folder(data), find_engine(engine), jobs, overwrite, checkpoint_seconds)
     with stopping() as stop, screen_for(sys.stdout) as screen:
         comparison = compare_cells(cells, plan, stop, screen)
     _exit_if_unfinished(comparison, stop, overwrite)
@@ -217,17 +221,17 @@ def tune(
     file: Annotated[Path | None, typer.Option(help="Where to write the choice (default: tuned.json in the runs).")] = None,
 ) -> None:
     """Give every method the same number of trials, select on validation data, and write tuned.json."""
-    names = _names(methods, "method")
+    names = read_names(methods, "method")
     grids = read_grids(grid, names)
-    layers = _own_layers(settings, config)
-    plan = Plan(out_folder, _data_folder(data), _engine(engine), jobs, overwrite, checkpoint_seconds)
+    layers = own_layers(settings, config)
+    plan = Plan(out_folder, find_data_folder(data), find_engine(engine), jobs, overwrite, checkpoint_seconds)
     machine = Machine(device, amp, compile, tf32)
     with stopping() as stop, screen_for(sys.stdout) as screen:
-        comparison, tuned = tune_methods(benchmark, grids, _seeds(seeds), layers, plan, stop, screen, machine)
+        comparison, tuned = tune_methods(benchmark, grids, read_seeds(seeds), layers, plan, stop, screen, machine)
     _exit_if_unfinished(comparison, stop, overwrite)
     print_trials(out, tuned)
     path = file or next(iter(comparison.cells)).folder(out_folder).parents[1] / "tuned.json"
-    write_json(path, tuned | {"command": _repeating(sys.argv[1:])})
+    write_json(path, tuned | {"command": repeating(sys.argv[1:])})
     out.print(f"\nUse it with: moonopt compare {benchmark} --tuned {path}", soft_wrap=True, highlight=False)
     _exit_if_failed(comparison, out_folder)
 
@@ -242,7 +246,7 @@ def report(
     ] = None,
 ) -> None:
     """One self-contained HTML page; also SVG, PNG, CSV, Markdown, LaTeX."""
-    order = None if methods is None else _names(methods, "method")
+    order = None if methods is None else read_names(methods, "method")
     _write_report(read_runs(runs), out_folder, reference, order)
 
 
@@ -280,46 +284,6 @@ def speed(
         raise UserError(unknown_name(what, measurements, "measurement"))
     sys.argv = [f"moonopt speed {what}", *context.args]
     import_object(f"moonopt.speed.{what}:main", "measurement")()
-
-
-@data_app.command("list")
-def data_list(data: DataFolder = None) -> None:
-    """Where the data of each benchmark come from, and whether they are here."""
-    folder = _data_folder(data)
-    table = grid("benchmark", "data", "from")
-    for name in BENCHMARKS:
-        bench = find(name)()
-        table.add_row(name, bench.missing(folder) or "here", bench.data_note)
-    out.print(table)
-
-
-@data_app.command("verify")
-def data_verify(name: DataName, data: DataFolder = None) -> None:
-    """Check that data are there and whole."""
-    find_data(name)().verify(_data_folder(data))
-    out.print(f"The data of {name} are here and whole.")
-
-
-@data_app.command("fetch")
-def data_fetch(name: DataName, data: DataFolder = None) -> None:
-    """Fetch data from where they are published."""
-    folder = _data_folder(data)
-    find_data(name)().fetch(folder)
-    out.print(f"The data of {name} are in {folder}, whole.", soft_wrap=True, highlight=False)
-
-
-@data_app.command("make")
-def data_make(
-    name: DataName,
-    out_folder: Annotated[Path | None, typer.Option("--out", help="Where to write them; then as --data.")] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="How many examples (default: a few).")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Fixes them.")] = 0,
-    data: DataFolder = None,
-) -> None:
-    """Make up data in the format of the real ones."""
-    folder = out_folder or _data_folder(data)
-    find_data(name)().make(folder, count, seed)
-    out.print(f"Made-up data of {name} are in {folder}.", soft_wrap=True, highlight=False)
 
 
 def _made(name: str) -> nn.Module:
@@ -379,65 +343,3 @@ def _exit_if_failed(comparison: Comparison, root: Path) -> None:
         err.print(Text(text, "red"), soft_wrap=True, highlight=False)
     if comparison.failed:
         raise typer.Exit(1)
-
-
-def _own_layers(settings: list[str] | None, config: Path | None) -> list[Layer]:
-    layers: list[Layer] = [] if config is None else [(f"--config {config}", read_file(config))]
-    return [*layers, ("--set", dict(parse(text) for text in settings or []))]
-
-
-def _layers(
-    benchmark: str, methods: list[str], settings: list[str] | None, config: Path | None, tuned: Path | None
-) -> dict[str, list[Layer]]:
-    """The settings of every method, in the order in which they override each other."""
-    chosen = {} if tuned is None else read_tuned(tuned, benchmark, methods)
-    own = _own_layers(settings, config)
-    return {method: [*([chosen[method]] if method in chosen else []), *own] for method in methods}
-
-
-def _repeating(words: Sequence[str]) -> str:
-    """A command without what changes no number: where files lie, and how many processes there are."""
-    kept, skip = ["moonopt"], False
-    for word in words:
-        if not skip and not word.startswith(_IRRELEVANT):
-            kept.append(word)
-        skip = not skip and word in _IRRELEVANT
-    return shlex.join(kept)
-
-
-_IRRELEVANT = ("--out", "--file", "--data", "--jobs", "--engine", "--checkpoint-seconds")
-
-
-def _names(text: str, what: str) -> list[str]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise UserError(f"Give at least one {what}, separated by commas; found {text!r}.")
-    return names
-
-
-def _seeds(text: str) -> list[int]:
-    """``3`` is 0, 1, 2; ``5,7`` and ``5,`` are themselves."""
-    try:
-        numbers = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) < (0 if "," in text else 1):
-        raise UserError(f"--seeds takes how many (3) or which (0,5,7), found {text!r}.")
-    return numbers if "," in text else list(range(numbers[0]))
-
-
-def _engine(name: str) -> Any:
-    if name not in ENGINES:
-        raise UserError(unknown_name(name, tuple(ENGINES), "engine"))
-    return ENGINES[name]
-
-
-def _data_folder(option: Path | None) -> Path:
-    """``--data``, then ``$MOONOPT_DATA``, then ``~/.cache/moonopt``."""
-    named = [("--data", option)] if option is not None else [("$MOONOPT_DATA", os.environ.get("MOONOPT_DATA"))]
-    for source, folder in named:
-        if folder:
-            if not Path(folder).is_dir():
-                raise UserError(f"There is no folder {folder}, which {source} names for data.")
-            return Path(folder)
-    return Path.home() / ".cache" / "moonopt"
