@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The MultiMNIST study of docs/multimnist.md. What is done is skipped: run it again to go on. It wants MNIST in $MOONOPT_DATA.
-#   studies/multimnist.sh tune | main | tune-components | ablations | beyond     (by default DEVICE=cuda, JOBS=15, RUNS=runs)
+#   studies/multimnist.sh STAGE     (by default DEVICE=cuda, JOBS=15, the cells at once, and RUNS=runs)
+# Stages: tune, main, tune-components, components, ablations, beyond, efficiency; the last wants the GPU to itself.
 set -u
 DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-15} RUNS=${RUNS:-runs}
 export OMP_NUM_THREADS=1
@@ -8,28 +9,65 @@ ALL=graddrop,rlw,famo,ls,mgda,pcgrad,cagrad,imtl-g,nash-mtl,si,dwa,uw,gradnorm
 ADAM=${ADAM:-$ALL}
 MUON=${MUON:-moon,muon,$(sed "s/ls,//; s/,/+muon,/g; s/$/+muon/" <<< $ALL)}
 half=$(( (JOBS + 1) / 2 ))
+few=$(( JOBS < 3 ? JOBS : 3 )) lanes=$(( JOBS < 3 ? 1 : JOBS / 3 ))
 
 moonopt() { python -m moonopt "$@" --device "$DEVICE"; }
-compare() { moonopt compare multimnist --out "$RUNS" --jobs "$half" "$@"; }
 tune() { moonopt tune multimnist --out "$RUNS/tune" --jobs "$half" --seeds 10, "$@"; }
+compare() { moonopt compare multimnist --out "$RUNS" "$@"; }
 
-case ${1:?tune, main, tune-components, ablations or beyond} in
+# A comparison of one method, its three seeds at once, beside others of its kind.
+lane() {
+    while (( $(jobs -rp | wc -l) >= lanes )); do wait -n; done
+    compare --jobs "$few" --methods "$@" &
+}
+with_muon() { lane "$@" --tuned "$RUNS/tuned-muon.json"; }
+
+case ${1:?tune, main, tune-components, components, ablations, beyond or efficiency} in
 tune)
     tune --methods $MUON --grid optimizer.lr=2.5e-3,5e-3,1e-2,2e-2 --file "$RUNS/tuned-muon.json" &
     tune --methods $ADAM --grid optimizer.lr=2.5e-4,5e-4,1e-3,2e-3 --file "$RUNS/tuned-adam.json" &
+    ;;
+main)
+    compare --jobs "$half" --methods $MUON --tuned "$RUNS/tuned-muon.json" &
+    compare --jobs "$half" --methods $ADAM --tuned "$RUNS/tuned-adam.json" &
     ;;
 tune-components) # of MOON, without one of which its rates may be others
     tune --methods moon --grid optimizer.lr=2.5e-3,5e-3,1e-2,2e-2 --set optimizer.momentum=0 --file "$RUNS/tuned-no-momentum.json" &
     tune --methods moon --grid optimizer.lr=3e-2,6e-2,1.2e-1,2.4e-1 --set optimizer.schedule=none --file "$RUNS/tuned-euclidean.json" &
     ;;
-main)
-    compare --methods $MUON --tuned "$RUNS/tuned-muon.json" &
-    compare --methods $ADAM --tuned "$RUNS/tuned-adam.json" &
+components)
+    lane moon --set optimizer.momentum=0 --tuned "$RUNS/tuned-no-momentum.json"
+    lane moon --set optimizer.schedule=none --tuned "$RUNS/tuned-euclidean.json"
     ;;
 ablations)
-    moon() { compare --methods moon --tuned "$RUNS/tuned-muon.json" "$@"; }
-    for gamma in 1e-2 5e-2 5e-3 1e-4; do moon --set optimizer.gamma=$gamma; done &
-    for beta in 1e-5 5e-5 5e-4 1e-3 1e-2 1e-1 1 10; do moon --set optimizer.beta=$beta; done &
+    for gamma in 1e-2 5e-2 5e-3 1e-4; do with_muon moon --set optimizer.gamma=$gamma; done
+    for beta in 1e-5 5e-5 5e-4 1e-3 1e-2 1e-1 1 10; do with_muon moon --set optimizer.beta=$beta; done
+    ;;
+beyond)
+    robust="--set optimizer.beta=auto --set optimizer.loss=log"
+    with_muon moon --set optimizer.lr=0.005 # the rate that was chosen for muon, and the other way round
+    with_muon muon --set optimizer.lr=0.01
+    for data in right_factor=10 right_factor=100 right_noise=0.4; do
+        for method in moon muon famo+muon; do with_muon $method --set data.$data; done
+        with_muon moon --set data.$data $robust
+    done
+    for setting in dual=exact beta=auto loss=log; do with_muon moon --set optimizer.$setting; done
+    with_muon moon $robust
+    for setting in schedule=muon steps=3 steps=8; do with_muon moon --set optimizer.$setting; done
+    for mode in forward_mode double_backward per_task; do with_muon moon --set optimizer.delta=$mode; done
+    ;;
+efficiency) # one after another; in six epochs, since in four FAMO hardly gets to a training loss of 0.15
+    alone() {
+        local how=(--out "$RUNS/$1" --jobs 1 --seeds 1 --set train.epochs=6 "${@:2}")
+        moonopt compare multimnist "${how[@]}" --methods moon,muon --tuned "$RUNS/tuned-muon.json"
+        moonopt compare multimnist "${how[@]}" --methods famo,mgda,ls --tuned "$RUNS/tuned-adam.json"
+    }
+    alone alone
+    alone alone-compiled --amp --compile
+    ;;
+*)
+    echo "There is no stage $1." >&2
+    exit 2
     ;;
 esac
 wait

@@ -1,0 +1,1 @@
+"""Studies: NAME.sh runs one, and ``python -m studies.NAME`` makes docs/NAME.md of its results."""

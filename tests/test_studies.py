@@ -1,0 +1,174 @@
+"""The pages of studies are what their packages make of the committed results."""
+
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from moonopt.errors import UserError
+from moonopt.runs.cell import make_cell
+from moonopt.runs.report.statistics import Comparison
+from moonopt.runs.settings import parse
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("scipy")
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results" / "multimnist"
+PAGE = ROOT / "docs" / "multimnist.md"
+
+
+@pytest.fixture(scope="module")
+def study():
+    """The package's main module; studies are not installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT)
+        yield importlib.import_module("studies.multimnist.__main__")
+
+
+def section(page, name):
+    return re.search(f"<!-- table: {name} -->\n(.*?)<!-- end -->", page, re.DOTALL)[1]
+
+
+def by_heading(table, line):
+    """One line of a table of Markdown as a dict."""
+    heading, _, *lines = ([word.strip() for word in each.split("|")[1:-1]] for each in table.splitlines())
+    return dict(zip(heading, lines[line], strict=True))
+
+
+def changed(source, target, overrides, seconds_per_step=None):
+    """A copy of an export with other settings, and another time of a step."""
+    content = json.loads(source.read_text())
+    content["config"]["overrides"] = overrides
+    content["config"]["settings"] |= overrides
+    for seed in content["seeds"].values():
+        seed["result"]["seconds_per_step"] = seconds_per_step or seed["result"]["seconds_per_step"]
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(json.dumps(content))
+
+
+def test_the_page_on_multimnist_is_up_to_date_and_its_figures_are_there(study, tmp_path):
+    shutil.copy(PAGE, tmp_path)
+    study.main([str(RESULTS), str(tmp_path)])
+    page = (tmp_path / PAGE.name).read_text()
+    assert page == PAGE.read_text(), "run: python -m studies.multimnist results/multimnist docs"
+    figures = set(re.findall(r"\(images/([^)]*)\)", page))
+    assert figures == {path.name for path in (tmp_path / "images").iterdir()}
+    assert figures <= {path.name for path in (PAGE.parent / "images").iterdir()}
+
+
+def test_a_study_of_one_method_says_what_is_not_run_yet(study, tmp_path):
+    shutil.copy(PAGE, tmp_path)
+    (tmp_path / "results").mkdir()
+    shutil.copy(RESULTS / "moon.json", tmp_path / "results")
+    study.main([str(tmp_path / "results"), str(tmp_path)])
+    page = (tmp_path / PAGE.name).read_text()
+    assert "| famo |  | not run yet |" in section(page, "main")
+    assert "does not hold" not in section(page, "claims")
+    assert "muon" in section(page, "missing").splitlines()[0]
+
+
+def test_runs_with_one_changed_setting_fill_the_ablations(study, tmp_path):
+    shutil.copy(RESULTS / "moon.json", tmp_path)
+    changed(RESULTS / "moon.json", tmp_path / "wide.json", {"optimizer.beta": 0.01})
+    changed(RESULTS / "moon.json", tmp_path / "slow.json", {"optimizer.lr": 0.005})
+    shutil.copy(RESULTS / "tuned-muon.json", tmp_path)
+    made = study.tables(study.read(tmp_path))
+    beta = by_heading(made["beta"], 0)
+    assert beta["0.01"] == beta["0.0001"] != beta["0.001"] == "not run yet"
+    assert "moon lr=0.005" in made["beyond"]
+
+
+def test_moon_and_muon_are_also_compared_at_one_rate(study, tmp_path):
+    for name in ("moon.json", "muon,optimizer.lr=0.005.json", "tuned-muon.json"):
+        shutil.copy(RESULTS / name, tmp_path)
+    changed(RESULTS / "moon.json", tmp_path / "slow.json", {"optimizer.lr": 0.005})
+    lines = study.tables(study.read(tmp_path))["against-muon"]
+    assert "moon minus muon |" in lines
+    assert "moon lr=0.005 minus muon |" in lines
+
+
+@pytest.fixture
+def timed(study, tmp_path):
+    """Makes the tables of the study with three methods timed alone: MOON at so many seconds a step, FAMO and MGDA at 2 ms."""
+
+    def make(moon):
+        for name in ("moon", "famo", "mgda"):
+            shutil.copy(RESULTS / f"{name}.json", tmp_path / "results")
+            target = tmp_path / "results-alone" / f"{name}.json"
+            changed(RESULTS / f"{name}.json", target, {"train.epochs": 12.0}, moon if name == "moon" else 0.002)
+        return study.tables(study.read(tmp_path / "results"))
+
+    (tmp_path / "results").mkdir()
+    return make
+
+
+def test_claims_on_time_are_judged_by_the_runs_that_were_alone(timed):
+    fast, slow = timed(moon=0.002), timed(moon=0.02)
+    for made, verdict in ((fast, "holds"), (slow, "does not hold")):
+        assert by_heading(made["claims"], 16)["verdict"] == f"**{verdict}**"
+    assert by_heading(fast["claims"], 15)["verdict"] == "**holds**"
+    assert by_heading(slow["claims"], 15)["verdict"] != "**holds**"
+
+
+def test_time_to_the_threshold_is_told_with_and_without_the_first_steps(timed):
+    made = timed(moon=0.002)
+    table = made["time"].split("\n\n")[1]
+    moon, steps = by_heading(table, 0), by_heading(made["efficiency"], 0)["steps to 0.15"]
+    assert float(moon["without the first steps"].split()[0]) == pytest.approx(0.002 * float(steps.split()[0]), abs=0.01)
+    assert float(moon["s to 0.15"].split()[0]) > 10  # of the runs that shared the GPU
+    assert "reached only without the first steps" in made["target"]
+    assert "With autocast and compilation: not measured yet." in made["time"]
+
+
+def test_a_loss_after_the_end_of_training_is_not_made_up(timed):
+    assert by_heading(timed(moon=0.0005)["time"].split("\n\n")[1], 0)["loss after 2 s"] == "over"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"), [(0.1, 0.5, "holds"), (-0.1, 0.5, "cannot be told"), (-0.5, -0.1, "does not hold")]
+)
+def test_a_claim_is_judged_by_where_the_interval_lies(study, low, high, verdict):
+    verdicts = importlib.import_module("studies.multimnist.verdicts")
+    gap = verdicts.Gap(("moon", {}), ("famo", {}), "average accuracy", (0, float("inf")))
+    found = Comparison("moon", "famo", [0, 1, 2], difference=(low + high) / 2, low=low, high=high, p=0.5)
+    assert gap.verdict(found) == verdict
+
+
+def test_a_page_without_one_of_the_tables_is_refused(study):
+    with pytest.raises(UserError, match="each table once: it has main, expected main, naive"):
+        study.filled("<!-- table: main -->\n<!-- end -->", {"main": "", "naive": ""})
+
+
+@pytest.mark.parametrize("stage", ["tune", "main", "tune-components", "components", "ablations", "beyond", "efficiency"])
+def test_a_stage_of_the_script_sets_nothing_that_is_refused_and_no_run_twice(stage, tmp_path):
+    (tmp_path / "python").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "JOBS": "6"}
+    done = subprocess.run([ROOT / "studies" / "multimnist.sh", stage], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    runs = []
+    for words in map(str.split, done.stdout.splitlines()):
+        options = list(pairwise(words))
+        given = dict(parse(value) for option, value in options if option == "--set")
+        folder, methods = (next(value for option, value in options if option == name) for name in ("--out", "--methods"))
+        runs += [(folder, make_cell("multimnist", name, 0, [("--set", given)]).label) for name in methods.split(",")]
+    assert runs
+    assert len(set(runs)) == len(runs)
+
+
+def test_the_report_reads_the_folder_in_spite_of_its_tuning_files(tmp_path, monkeypatch):
+    pytest.importorskip("jinja2")
+    cli = pytest.importorskip("moonopt.cli")  # which needs typer
+    monkeypatch.setattr(sys, "argv", ["moonopt", "report", str(RESULTS), "--out", str(tmp_path / "report")])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
+    assert "famo+muon" in (tmp_path / "report" / "index.html").read_text()
