@@ -1,0 +1,91 @@
+"""Language models from the disk: a folder of transformers with a causal model and its tokenizer, or a GGUF file."""
+
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from moonopt.bench.text.policy import last_hidden
+from moonopt.errors import UserError, one_sentence
+
+#: Names of files with weights that transformers reads.
+WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+#: The largest difference, relative to the largest logit, between a model's logits and those of its output embeddings.
+HEAD_TOLERANCE = 1e-2
+
+
+class LanguageModel(NamedTuple):
+    """A causal model with its tokenizer, the tokens that end a response, and the one that fills up."""
+
+    model: Any
+    tokenizer: Any
+    end: tuple[int, ...]
+    pad: int
+
+
+def load(path: Path, dtype: torch.dtype = torch.float32) -> LanguageModel:
+    """A model from a folder or a GGUF file (whose weights become ``dtype``). Nothing is ever downloaded."""
+    try:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+    except ImportError as error:
+        raise UserError("Language models need transformers: pip install 'moonopt[llm]'.") from error
+    folder, options = _place(path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **options)
+        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype, **options)
+    except Exception as error:  # transformers raises of every kind
+        raise UserError(f"{path} cannot be loaded as a causal language model: {one_sentence(error)}") from error
+    check_head(model)
+    end, pad = end_and_pad(model, tokenizer, path)
+    return LanguageModel(model, tokenizer, end, pad)
+
+
+def end_and_pad(model: Any, tokenizer: Any, path: Path) -> tuple[tuple[int, ...], int]:
+    """The tokens that end a response, by the tokenizer and the model; and the padding, which may be one of them."""
+    given = [getattr(part, "eos_token_id", None) for part in (tokenizer, model.config, model.generation_config)]
+    listed = [each for found in given for each in (found if isinstance(found, list | tuple) else [found])]
+    end = tuple(int(each) for each in dict.fromkeys(listed) if each is not None)
+    if not end:
+        raise UserError(f"The tokenizer in {path} has no end token (eos_token), without which no response ends.")
+    if tokenizer.pad_token_id is not None:
+        return end, int(tokenizer.pad_token_id)
+    warnings.warn(
+        f"The tokenizer in {path} has no padding token: its end token {end[0]} fills up, and is masked.", stacklevel=3
+    )
+    return end, end[0]
+
+
+@torch.no_grad()
+def check_head(model: Any) -> None:
+    """Raise ``UserError`` where logits are not the hidden states times the output embeddings: some are scaled or capped."""
+    tokens = torch.arange(min(4, model.config.vocab_size))[None]
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    training = model.training
+    model.eval()
+    expected = model(input_ids=tokens, attention_mask=mask.long(), use_cache=False).logits
+    head = model.get_output_embeddings()
+    found = head(last_hidden(model, tokens, mask))
+    model.train(training)
+    if found.shape != expected.shape or (found - expected).abs().max() > HEAD_TOLERANCE * expected.abs().max():
+        raise UserError(
+            f"{type(model).__name__} does more to its logits than its output embeddings do; such models are not supported."
+        )
+
+
+def _place(path: Path) -> tuple[Path, dict[str, Any]]:
+    """The folder that transformers is to read, and how."""
+    if not path.exists():
+        raise UserError(f"There is no {path}: expected a folder with a causal language model, or a GGUF file.")
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise UserError(f"{path} is no GGUF file: expected one whose name ends in .gguf, or a folder.")
+        return path.parent, {"gguf_file": path.name}
+    packed = sorted(path.glob("*.gguf"))
+    if any(next(path.glob(pattern), None) for pattern in WEIGHTS):
+        return path, {}
+    if len(packed) == 1:
+        return path, {"gguf_file": packed[0].name}
+    if packed:
+        raise UserError(f"{path} has several GGUF files, name one: {', '.join(each.name for each in packed)}.")
+    raise UserError(f"{path} has no weights: expected {', '.join(WEIGHTS)} or *.gguf.")

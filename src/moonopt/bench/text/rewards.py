@@ -1,0 +1,103 @@
+r"""The three rewards of the paper's reinforcement fine-tuning, each 1 or 0: accuracy, conciseness and clarity.
+
+Accuracy: the last valid ``\boxed{}`` holds the answer, after MATH's normalisation. Conciseness: the response is shorter than
+the running mean over all responses so far. Clarity: a box that is not empty, and at least two enumerated steps or ordinal
+transitions.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from moonopt.bench.text.answers import Judge, same_answer
+
+#: The tasks, in the order of the paper.
+REWARDS = ("accuracy", "conciseness", "clarity")
+
+#: Where a step or a transition may begin: at a line or a sentence, behind the signs of Markdown.
+_BEGIN = r"(?:^|(?<=[.!?;])[ \t])[ \t>*#_-]*"
+#: "1." and "1)" and "(1)" before a space, so that 1.5 is none; "Step 1" anywhere, with or without a sign behind it.
+_STEP = re.compile(
+    rf"(?:{_BEGIN}(?:\((\d{{1,2}})\)|(\d{{1,2}})[.)])|\bstep[ \t]+(\d{{1,2}})(?!\d|\.\d)[.:)]?)(?=[\s*_:]|$)", re.I | re.M
+)
+_ORDINALS = "first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth"
+#: A word of sequence that opens its sentence, and is no adjective: "The second term" and "First term" are none.
+_TRANSITION = re.compile(
+    rf"{_BEGIN}(?:({_ORDINALS}|last|final)ly|({_ORDINALS}|next|then)(?:[ \t]+of[ \t]+all)?)[*_]*"
+    r"(?:[,:]|[ \t]+(?:we|i|you|let)\b)",
+    re.I | re.M,
+)
+
+
+@dataclass(frozen=True)
+class RunningMean:
+    """The mean of whole numbers that come in batches, exact and without a past: two numbers hold all of it.
+
+    >>> RunningMean().after([3, 4]).after([8]).mean
+    5.0
+    """
+
+    total: int = 0
+    count: int = 0
+
+    def after(self, numbers: Sequence[int]) -> "RunningMean":
+        return RunningMean(self.total + sum(numbers), self.count + len(numbers))
+
+    @property
+    def mean(self) -> float:
+        """Infinite before the first number: anything is shorter than nothing known."""
+        return self.total / self.count if self.count else float("inf")
+
+
+def accuracy(response: str, answer: str, judge: Judge = same_answer) -> float:
+    r"""Whether the last valid box holds the answer.
+
+    >>> accuracy(r"So \boxed{3}, or rather \boxed{\dfrac12}.", "0.5")
+    1.0
+    """
+    given = last_box(response)
+    return float(given is not None and judge(given, answer))
+
+
+def conciseness(length: int, running: RunningMean) -> float:
+    """Whether a response, of so many tokens, is shorter than the running mean.
+
+    Which responses the mean has is the caller's choice. With those of the present batch it is never without any.
+    """
+    return float(length < running.mean)
+
+
+def clarity(response: str) -> float:
+    r"""Whether there is a box that is not empty, and a structure of steps.
+
+    >>> clarity("Step 1: add. Step 2: divide."), clarity(r"First, add. Second, divide. It is \boxed{2}.")
+    (0.0, 1.0)
+    """
+    return float(last_box(response) is not None and has_steps(response))
+
+
+def last_box(response: str) -> str | None:
+    r"""What is in the last valid ``\boxed{}`` (or ``\fbox{}``): its braces are closed, and it is not empty.
+
+    >>> last_box(r"\boxed{\frac{1}{2}} or \boxed{ } or \boxed{3")
+    '\\frac{1}{2}'
+    """
+    return max(_boxes(response), default=(0, None))[1]
+
+
+def has_steps(response: str) -> bool:
+    """Whether two enumerated steps with numbers that follow each other, or two different ordinal transitions, are there."""
+    steps = {next(int(number) for number in found if number) for found in _STEP.findall(response)}
+    transitions = {next(word.lower() for word in found if word) for found in _TRANSITION.findall(response)}
+    return any(number + 1 in steps for number in steps) or len(transitions) > 1
+
+
+def _boxes(response: str) -> Iterator[tuple[int, str]]:
+    """Where every valid box begins, and what it holds."""
+    opened: list[int | None] = []  # where the content of a box begins; None for another brace
+    for sign in re.finditer(r"\\f?box(?:ed)?\s*\{|\\.|[{}]", response, re.S):  # an escaped brace is no brace
+        if sign[0] != "}":
+            if sign[0].endswith("{") and sign[0] != "\\{":
+                opened.append(None if sign[0] == "{" else sign.end())
+        elif opened and (begin := opened.pop()) is not None and (content := response[begin : sign.start()].strip()):
+            yield begin, content

@@ -1,0 +1,137 @@
+"""Sampling from a tiny random Qwen3: the cache, padding, ends, temperature, and randomness from a generator alone."""
+
+import pytest
+import tiny_language_models as tiny
+import torch
+
+from moonopt.bench.text.policy import response_log_probs
+from moonopt.bench.text.sampling import left_padded, sample
+from moonopt.errors import UserError
+
+pytest.importorskip("transformers")
+
+PROMPTS = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
+NO_END = [10_000]
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def drawn(model, seed=0, prompts=PROMPTS, **changes):
+    options = {"length": 12, "end": [tiny.END], "pad": tiny.PAD}
+    return sample(model, *left_padded(prompts, tiny.PAD), generator(seed), **options | changes)
+
+
+def test_prompts_end_together():
+    tokens, mask = left_padded([[5, 6, 7], [8]], 0)
+    assert tokens.tolist() == [[5, 6, 7], [0, 0, 8]]
+    assert mask.tolist() == [[True, True, True], [False, False, True]]
+    with pytest.raises(ValueError, match="at least one token"):
+        left_padded([[1], []], 0)
+
+
+def test_the_likeliest_tokens_are_those_of_the_model_without_cache_or_padding():
+    model = tiny.qwen3(torch.float64)
+    found = drawn(model, temperature=0, end=NO_END)
+    for row, prompt in enumerate(PROMPTS):
+        tokens = list(prompt)
+        for _ in range(12):
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+        assert found.response[row].tolist() == tokens[len(prompt) :]
+
+
+def test_the_same_generator_gives_the_same_responses_and_torchs_own_has_no_say():
+    model = tiny.qwen3()
+    first = drawn(model)
+    torch.manual_seed(123)
+    state = torch.get_rng_state()
+    again = drawn(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+    assert not torch.equal(drawn(model, seed=1).response[:, :3], first.response[:, :3])
+
+
+def test_a_generator_goes_on_from_a_saved_state():
+    model, one = tiny.qwen3(), generator()
+    prompt = left_padded(PROMPTS, tiny.PAD)
+    options = {"length": 6, "end": NO_END, "pad": tiny.PAD}
+    first = sample(model, *prompt, one, **options)
+    saved = one.get_state()
+    second = sample(model, *prompt, one, **options)
+    resumed = torch.Generator()
+    resumed.set_state(saved)
+    assert torch.equal(sample(model, *prompt, resumed, **options).response, second.response)
+    assert not torch.equal(first.response, second.response)
+
+
+def test_frequencies_are_the_probabilities_at_the_temperature():
+    model = tiny.qwen3(torch.float64)
+    count = 4000
+    found = drawn(model, prompts=[PROMPTS[0]] * count, length=1, end=NO_END, temperature=0.7)
+    expected = (model(torch.tensor([PROMPTS[0]])).logits[0, -1] / 0.7).softmax(0).detach()
+    share = torch.bincount(found.response[:, 0], minlength=len(expected)) / count
+    assert (share - expected).abs().max() < 4 * (expected.max() / count).sqrt()
+    assert expected.max() > 2 * expected.min()
+
+
+def test_a_response_ends_with_its_end_token_and_padding_comes_behind():
+    ends = [tiny.END, 5, 6, 7, 8, 9, 10, 11]
+    found = drawn(tiny.qwen3(), prompts=[[20 + n, 3] for n in range(15)], length=30, end=ends)
+    lengths = found.lengths.tolist()
+    assert found.response.shape == (15, max(lengths))
+    assert min(lengths) < max(lengths)
+    for tokens, mask, length in zip(found.response.tolist(), found.response_mask.tolist(), lengths, strict=True):
+        assert mask == [True] * length + [False] * (max(lengths) - length)
+        assert tokens[length:] == [tiny.PAD] * (max(lengths) - length)
+        assert not set(tokens[: length - 1]) & set(ends)
+        assert length == 30 or tokens[length - 1] in ends
+
+
+def test_an_end_token_that_is_also_the_padding_counts_once():
+    found = drawn(tiny.qwen3(), prompts=[[20 + n, 3] for n in range(15)], length=30, end=list(range(12)), pad=5)
+    for tokens, length in zip(found.response.tolist(), found.lengths.tolist(), strict=True):
+        assert sum(token < 12 for token in tokens[:length]) == (length < 30 or tokens[-1] < 12)
+
+
+def test_without_an_end_a_response_has_the_length_that_is_allowed():
+    assert drawn(tiny.qwen3(), end=NO_END).lengths.tolist() == [12, 12, 12]
+
+
+def test_the_log_probabilities_of_greedy_tokens_are_the_largest():
+    model = tiny.qwen3(torch.float64)
+    found = drawn(model, temperature=0, end=NO_END)
+    best = response_log_probs(model, found)
+    changed = found._replace(response=(found.response + 1) % len(tiny.WORDS))
+    assert (best[:, 0] > response_log_probs(model, changed)[:, 0]).all()
+
+
+def test_parts_of_the_model_are_left_in_their_modes_and_dropout_has_no_say():
+    model = tiny.qwen3(attention_dropout=0.5).train()
+    model.model.layers[0].eval()
+    modes = [module.training for module in model.modules()]
+    first, second = drawn(model), drawn(model)
+    assert torch.equal(first.response, second.response)
+    assert [module.training for module in model.modules()] == modes
+    assert not first.response.requires_grad
+
+
+def test_a_model_with_gradient_checkpointing_samples_the_same():
+    model = tiny.qwen3().train()
+    expected = drawn(model)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    assert torch.equal(drawn(model).response, expected.response)
+
+
+def test_a_sequence_over_the_context_is_refused():
+    with pytest.raises(
+        UserError, match="prompt of 4 tokens and a response of up to 61 are more than the model's context of 64"
+    ):
+        drawn(tiny.qwen3(), length=61)
+    assert drawn(tiny.qwen3(), length=60).response.shape[1] <= 60
+
+
+@pytest.mark.parametrize("changes", [{"length": 0}, {"temperature": -1.0}])
+def test_settings_without_meaning_are_refused(changes):
+    with pytest.raises(UserError, match="length of at least 1 and a temperature of at least 0"):
+        drawn(tiny.qwen3(), **changes)
