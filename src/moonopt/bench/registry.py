@@ -16,10 +16,14 @@ BENCHMARKS: dict[str, str] = {
     "multidigits": "moonopt.bench.multidigits:MultiDigits",
     "multimnist": "moonopt.bench.multimnist:MultiMNIST",
     "qm9": "moonopt.bench.qm9:QM9",
+    "nyuv2": "moonopt.bench.nyuv2:NYUv2",
+    "cityscapes": "moonopt.bench.cityscapes:CityScapes",
+    "celeba-cnn": "moonopt.bench.celeba:CelebaCNN",
+    "celeba-vit": "moonopt.bench.celeba:CelebaViT",
 }
 
 #: Data sets that have a name of their own, each with a benchmark that reads it.
-DATA_SETS: dict[str, str] = {"mnist": "multimnist"}
+DATA_SETS: dict[str, str] = {"mnist": "multimnist", "celeba": "celeba-cnn"}
 
 
 def find(name: str) -> type[Benchmark]:
