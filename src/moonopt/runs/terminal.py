@@ -11,6 +11,10 @@ from rich.text import Text
 from moonopt.runs.report.tables import Table
 
 
+#: Of metrics: more do not fit side by side. Summaries come first.
+MOST_COLUMNS = 14
+
+
 def grid(*headings: str) -> Grid:
     """An empty table."""
     table = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -20,19 +24,23 @@ def grid(*headings: str) -> Grid:
 
 
 def print_results(console: Console, table: Table) -> None:
-    """The results of a study; the best are bold, or have a star where there is no bold."""
-    shown = grid(table.corner, *(column.heading for column in table.columns))
+    """The results of a study; the best are bold, or have a star where there is no bold. Of many columns the first are shown."""
+    last = len(table.columns) - 1  # how many seeds there are
+    kept = [index for index in range(last + 1) if last <= MOST_COLUMNS or index < MOST_COLUMNS or index == last]
+    shown = grid(table.corner, *(table.columns[index].heading for index in kept))
     star = "" if console.is_terminal else " *"
     for column in shown.columns[1:]:
         column.justify = "right"
     for row in table.rows:
-        entries = [Text(entry.text + star * entry.best, "bold" if entry.best else "") for entry in row.entries]
+        chosen = [row.entries[index] for index in kept]
+        entries = [Text(entry.text + star * entry.best, "bold" if entry.best else "") for entry in chosen]
         label = f"{row.label} (paper)" if row.published else row.label
         shown.add_row(Text(label), *entries, style="dim" if row.published else "")
     console.print()
     console.print(Text(table.title, "bold"))
     console.print(shown)
-    for note in table.notes:
+    left_out = len(table.columns) - len(kept)
+    for note in [*table.notes, *([f"{left_out} more columns are in the report."] if left_out else [])]:
         console.print(Text(note, "dim"), soft_wrap=True)
 
 
