@@ -10,7 +10,6 @@ from rich.text import Text
 
 from moonopt.runs.report.tables import Table
 
-
 #: Of metrics: more do not fit side by side. Summaries come first.
 MOST_COLUMNS = 14
 
