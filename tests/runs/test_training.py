@@ -73,6 +73,19 @@ def test_a_resumed_run_with_another_number_of_threads_is_bit_equal(tmp_path):
     assert outcome(folder) == expected
 
 
+@pytest.mark.parametrize("method", ["moon", "mgda"])
+def test_what_is_drawn_from_the_model_is_drawn_once_per_step_and_goes_on_after_a_checkpoint(method, tmp_path):
+    chosen = cell(method, name="tiny_benchmarks:Sampling")
+    whole = run(chosen, tmp_path / "whole")
+    with pytest.raises(InterruptedRun):
+        run(chosen, tmp_path / "cut", stop=StopAfter(9))
+    cut = run(chosen, tmp_path / "cut", go_on=True)
+    assert outcome(cut) == outcome(whole)
+    learned = [torch.load(folder / "checkpoint.pt", weights_only=True)["bench"] for folder in (whole, cut)]
+    assert [each["prepared"] for each in learned] == [24, 24]  # not by looking at conflicts, too
+    assert torch.equal(learned[0]["mean"], learned[1]["mean"])
+
+
 def test_best_holds_the_parameters_of_the_best_epoch_and_its_metrics_are_reported(tmp_path):
     folder = run(cell(train__epochs=6, optimizer__lr=0.2), tmp_path)
     evaluations = [line for line in lines(folder) if line["kind"] == "evaluation"]

@@ -94,6 +94,30 @@ class Chancy(Tiny):
         return super().evaluate(model, batches)
 
 
+class Sampling(Tiny):
+    """Targets are the model's own outputs with noise, drawn once per batch, and a running mean of them that is learned."""
+
+    name = "sampling"
+
+    def __init__(self, settings=None):
+        super().__init__(settings)
+        self.mean, self.prepared = torch.zeros(3), 0
+
+    def prepare(self, model, batch, generator):
+        x, _ = batch
+        with torch.no_grad():
+            drawn = torch.stack(model(x), 1) + torch.randn(len(x), 3, generator=generator)
+        self.prepared += 1
+        self.mean = 0.9 * self.mean + 0.1 * drawn.mean(0)
+        return x, drawn - self.mean
+
+    def state_dict(self):
+        return {"mean": self.mean.clone(), "prepared": self.prepared}
+
+    def load_state_dict(self, state):
+        self.mean, self.prepared = state["mean"].clone(), state["prepared"]
+
+
 class Warning(Tiny):  # noqa: A001 - a name that Python has, too
     """Warns."""
 

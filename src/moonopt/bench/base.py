@@ -127,6 +127,7 @@ class Benchmark(ABC):
         tuning: how they were found, in a sentence.
         published: the paper's table.
         data_note: where its data come from, in a sentence.
+        capturable: whether a step may become a CUDA graph; not where shapes differ from batch to batch.
     """
 
     name: ClassVar[str]
@@ -138,6 +139,7 @@ class Benchmark(ABC):
     tuning: ClassVar[str] = ""
     published: ClassVar[Published | None] = None
     data_note: ClassVar[str] = "made on the fly"
+    capturable: ClassVar[bool] = True
 
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
         self.settings = self.all_defaults() | dict(settings or {})
@@ -167,6 +169,20 @@ class Benchmark(ABC):
     @abstractmethod
     def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         """Every metric over a split; the model is in eval mode, and no graph is built."""
+
+    def prepare(self, model: nn.Module, batch: Any, generator: torch.Generator) -> Any:
+        """What the losses of a step are of: called once per batch, where ``losses`` may be called twice.
+
+        For what depends on the model as it is, such as samples drawn from it. Randomness must come from the generator alone.
+        """
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """What ``prepare`` has learned, for a checkpoint: tensors, numbers and words."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most have none
+        """Go on from there."""
 
     def score(self, metrics: Mapping[str, float]) -> float:
         """What a selection on validation data minimises: by default the headline metric, in its direction."""

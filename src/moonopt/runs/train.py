@@ -74,7 +74,7 @@ class Training:
             self.model.compile()
         self.method = make_method(cell.method, self.model, self.bench.tasks, settings)
         self._captured: CapturedStep | None = None
-        if self.device.type == "cuda" and self.method.obstacle_to_capture() is None:
+        if self.device.type == "cuda" and self.bench.capturable and self.method.obstacle_to_capture() is None:
             self._captured = capture(self.method, self.task_losses, WARMUP)
         self.task = task_of(cell.method, settings)
         has_validation = self.splits.valid is not None
@@ -162,7 +162,8 @@ class Training:
     def batch(self, order: list[Tensor], epoch: int, number: int) -> Any:
         """A batch of an epoch. It depends on the seed, the epoch and its number alone, so that a resumed run has the same."""
         generator = generator_of(self.cell.seed, epoch, number, "batch")
-        return to_device(self.splits.train.batch(order[number], generator), self.device)
+        batch = to_device(self.splits.train.batch(order[number], generator), self.device)
+        return self.bench.prepare(self.model, batch, generator)
 
     def state(self) -> dict[str, Any]:
         """Everything that a checkpoint holds."""
@@ -171,6 +172,7 @@ class Training:
             "model": self.model.state_dict(),
             "method": self.method.state_dict(),
             "schedule": self.schedule.state_dict(),
+            "bench": self.bench.state_dict(),
             "progress": asdict(self.progress),
             "random": random_state(),
             "threads": torch.get_num_threads(),
@@ -180,6 +182,7 @@ class Training:
         self.model.load_state_dict(state["model"])
         self.method.load_state_dict(state["method"])
         self.schedule.load_state_dict(state["schedule"])
+        self.bench.load_state_dict(state.get("bench", {}))
         restore_random_state(state["random"])
         saved = dict(state["progress"])
         saved |= {name: saved[name].to(self.device) for name in ("losses", "counts")}
@@ -222,7 +225,9 @@ class Training:
         test = metrics_of(bench, self.model, splits.train if splits.test is None else splits.test, self.device)
         conflict = None
         if self.cell.settings["train.conflict"]:
+            learned = bench.state_dict()
             conflict = cosines_of(bench, self.model, self.batch(self._order(0), epoch=0, number=0))
+            bench.load_state_dict(learned)
         restore_random_state(before)
         score = None if valid is None else self._score(valid)
         self.schedule.after_evaluation(score)
