@@ -62,8 +62,8 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
 
 def _fused(settings: Mapping[str, Any]) -> dict[str, Any]:
     """All of Adam in one kernel, unless something else was asked for."""
-    other = settings.get("foreach") or settings.get("differentiable")
-    return dict(settings) if settings.get("fused") is not None or other else {**settings, "fused": True}
+    chosen = settings.get("differentiable") or any(settings.get(form) is not None for form in ("fused", "foreach"))
+    return dict(settings) if chosen else {**settings, "fused": True}
 
 
 #: What takes the settings of an optimizer, by name.

@@ -1,11 +1,14 @@
 """Gradient-based balancers: their conditions, TorchJD where it solves the same problem, engines, invariances."""
 
+import weakref
+
 import pytest
 import torch
 from torch import nn
 
 from moonopt.balance.balanced import Balanced
 from moonopt.balance.cagrad import CAGrad
+from moonopt.balance.delivery import delivered
 from moonopt.balance.graddrop import GradDrop
 from moonopt.balance.imtl import IMTLG
 from moonopt.balance.linear import LS
@@ -392,3 +395,87 @@ def test_graddrop_drops_in_the_chosen_parameters_alone(two_heads, batch):
         gradients.append((model.trunk[0].weight.grad, model.trunk[2].weight.grad))
     assert not torch.allclose(gradients[0][0], gradients[1][0])
     assert torch.allclose(gradients[0][1], gradients[1][1], atol=1e-6)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("name", GRADIENT_BASED)
+def test_the_order_in_which_a_gradient_lies_in_memory_does_not_matter(name, fused):
+    """That of a transposed weight is transposed, which a fused optimizer would not notice."""
+    targets = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0))
+    found = []
+    for turn in (lambda matrix: matrix, lambda matrix: matrix.t().contiguous()):
+        weight = nn.Parameter(torch.linspace(-1, 1, 15).reshape(5, 3))
+        optimizer = Balanced(BALANCERS[name](2), torch.optim.Adam([weight], lr=0.1, fused=fused))
+        for _ in range(3):
+            optimizer.minimize(lambda p=weight, turn=turn: [(turn(p) - turn(each)).square().sum() for each in targets])
+        assert weight.grad.stride() == weight.stride()
+        found.append(weight.detach())
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_minimize_leaves_gradients_in_what_others_train(name, two_heads, batch):
+    x, y = batch(tasks=3)
+    gradients = []
+    for whole_step in (False, True):
+        model = two_heads(3)
+        optimizer = Balanced(DETERMINISTIC[name](3), torch.optim.SGD(model.trunk.parameters(), lr=0.1))
+        if whole_step:
+            optimizer.minimize(lambda m=model: list(m.losses(x, y)))
+        else:
+            optimizer.combine(lambda m=model: list(m.losses(x, y))).backward()
+        gradients.append(model.heads[0].weight.grad)
+    assert gradients[0].any()
+    assert torch.equal(*gradients)
+
+
+def test_the_graph_is_gone_when_minimize_steps(two_heads, batch):
+    graphs = weakref.WeakSet()
+
+    class Noticed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, losses):
+            graphs.add(ctx)
+            return losses.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    model, data, there = two_heads(3), batch(tasks=3), []
+    optimizer = build("mgda", model, 3)
+    optimizer.register_step_pre_hook(lambda *_: there.append(len(graphs)))
+    optimizer.minimize(lambda *given: Noticed.apply(model.losses(*given)), *data)
+    assert there == [0]
+
+
+def test_a_direction_is_gone_after_its_backward_pass():
+    theta = nn.Parameter(torch.zeros(3))
+    loss = delivered({theta: torch.ones(3)}, torch.tensor(2.0))
+    (3 * loss).backward()
+    assert theta.grad.tolist() == [3, 3, 3]
+    assert loss.item() == 2
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_a_balancer_may_use_inner_products_and_evaluate_again(two_heads, batch):
+    class Both(MGDA):
+        evaluates_again = True
+
+        def learn(self, learned, memory):
+            assert learned.after.sum() < learned.before.sum()
+
+    x, y = batch(tasks=3)
+    model = two_heads(3)
+    optimizer = Balanced(Both(3), torch.optim.SGD(model.parameters(), lr=0.1), module=model)
+    optimizer.minimize(lambda: list(model.losses(x, y)))
+    assert optimizer.diagnostics()["step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "fused"),
+    [({}, True), ({"fused": False}, False), ({"foreach": False}, None), ({"foreach": True}, None)],
+)
+def test_adam_is_fused_unless_another_form_is_asked_for(settings, fused):
+    assert build("ls", nn.Linear(2, 2), 2, optimizer=settings).param_groups[0]["fused"] is fused

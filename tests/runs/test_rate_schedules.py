@@ -50,6 +50,10 @@ def test_a_plateau_waits_for_evaluations_without_progress():
     assert rates("plateau:0.5:1", scores=[3.0, 2.0, 2.0, 2.0, 1.0]) == [1.0] * 8 + [0.5] * 2
 
 
+def test_a_plateau_leaves_a_hundredth_of_the_rate():
+    assert rates("plateau:0.05:0", scores=[1.0] * 5) == [1.0] * 4 + [0.05] * 2 + [0.01] * 4
+
+
 @pytest.mark.parametrize("name", ["constant", "cosine", "linear", "step:2:0.5", "plateau:0.5:1"])
 def test_a_schedule_goes_on_from_its_state(name):
     scores = [3.0, 2.0, 2.0, 2.0, 1.0]

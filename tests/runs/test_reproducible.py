@@ -45,6 +45,7 @@ def test_a_seed_fixes_every_generator_and_everything_is_as_it_was_afterwards():
                 drawn.append(draw())
                 assert torch.are_deterministic_algorithms_enabled()
                 assert not torch.backends.cudnn.benchmark
+                assert not torch.utils.deterministic.fill_uninitialized_memory
                 assert torch.get_num_threads() == 2
         assert torch.backends.cudnn.benchmark
     finally:
@@ -52,6 +53,7 @@ def test_a_seed_fixes_every_generator_and_everything_is_as_it_was_afterwards():
     assert drawn[0] == drawn[1]
     assert all(a != b for a, b in zip(drawn[0], drawn[2], strict=True))
     assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory
     assert torch.get_num_threads() == 1
     after = random_state()
     assert torch.equal(after.pop("torch"), before.pop("torch"))

@@ -47,6 +47,11 @@ def test_one_task_may_have_no_gradient():
     assert found.tolist() == [[3, 0], [0, 0]]
 
 
+def test_what_is_not_there_takes_no_memory():
+    (filled,) = {each.untyped_storage().nbytes() for each in gradients._filled([torch.ones(1000), None, None])[1:]}
+    assert filled <= 8
+
+
 def test_gradients_of_half_precision_come_back_in_single_precision():
     weight = torch.ones(3, dtype=torch.bfloat16, requires_grad=True)
     other = torch.ones(2, dtype=torch.float64, requires_grad=True)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from moonopt.balance.base import Aggregator, Balancer, Engine, Learned, Memory, NonFiniteGradientError, Tasks
-from moonopt.balance.delivery import delivered
+from moonopt.balance.delivery import as_of_backward, delivered
 from moonopt.balance.wrapper import Wrapper
 from moonopt.errors import unknown_name
 from moonopt.tasks.capturing import is_capturing
-from moonopt.tasks.gradients import gram_by_columns, graph_features
+from moonopt.tasks.gradients import gram_by_columns, graph_features, leaves_of
 from moonopt.tasks.losses import Losses, TaskLosses, detached, read_losses
 from moonopt.tasks.pending import MicroBatch, Pending
 from moonopt.tasks.presence import mean_by_task, pick, selection, spread
@@ -208,7 +208,12 @@ class Balanced(Wrapper):
         self._pending.watch.tell()
         answer = closure(*args)
         losses = self._read(answer, None)
-        batch = self._micro_batch(losses, None)
+        reached = set(leaves_of(losses.values))
+        if not reached or reached - set(self._parameters()):  # a backward pass leaves gradients in the others as well
+            self.combine(answer).backward()  # type: ignore[no-untyped-call]
+            self.step()
+            return detached(answer)
+        answer, batch = detached(answer), self._micro_batch(losses, None)
         tasks = Tasks(losses, self._parameters(), self._shared, self._engine)
         seen = tasks.seen()  # without the graph, which is of no use any more
         del losses, tasks
@@ -220,13 +225,13 @@ class Balanced(Wrapper):
         yield decide
         heads = torch.ones_like(weights) if self.balancer.heads == "plain" else weights
         for p, gradient in (seen.weighted_sum(seen.shared, weights) | seen.weighted_sum(seen.heads, heads)).items():
-            p.grad = gradient.to(p.dtype)
+            p.grad = as_of_backward(gradient, p)
         if self.balancer.max_norm is not None and (seen.count > 1 or len(self.tasks) == 1):
             self._pending.shared = seen.shared
         batch.backward_has_run = True
         self._pending.batches.append(batch)
         self.step()
-        return detached(answer)
+        return answer
 
     def _keeps_gradients(self) -> bool:
         """Whether a step is best made of the task gradients themselves, once their inner products have led to weights."""
@@ -236,7 +241,8 @@ class Balanced(Wrapper):
     @property
     def _weighs_by_gram(self) -> bool:
         """Whether the weights follow from the inner products of gradients that are all kept."""
-        return self.balancer.uses_gram and self._engine.kind == "stored" and not isinstance(self.balancer, Aggregator)
+        more = isinstance(self.balancer, Aggregator) or self.balancer.evaluates_again
+        return self.balancer.uses_gram and self._engine.kind == "stored" and not more
 
     def _replay(self, closure: Closure, args: tuple[Any, ...]) -> Replay | None:
         if not (self._by_columns or self.balancer.evaluates_again):

@@ -16,14 +16,21 @@ def delivered(directions: Mapping[Tensor, Tensor], value: Tensor) -> Tensor:
     return loss
 
 
+def as_of_backward(gradient: Tensor, parameter: Tensor) -> Tensor:
+    """In the dtype and the strides of the parameter, as a backward pass leaves it: fused Adam takes them for granted."""
+    if gradient.is_sparse or gradient.stride() == parameter.stride():
+        return gradient.to(parameter.dtype)
+    return torch.empty_like(parameter).copy_(gradient)
+
+
 class _Delivery(torch.autograd.Function):
     """A number with given gradients."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, wanted: list[Tensor], *_: Tensor) -> Tensor:
-        ctx.wanted = wanted
+        ctx.save_for_backward(*wanted)  # until then, and no longer
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        return None, None, *torch._foreach_mul(ctx.wanted, gradient)
+        return None, None, *torch._foreach_mul(ctx.saved_tensors, gradient)

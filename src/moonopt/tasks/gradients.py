@@ -77,7 +77,8 @@ def _groups(columns: Iterable[Sequence[Tensor | None]], most: int) -> Iterator[l
 
 def _filled(column: Sequence[Tensor | None]) -> list[Tensor]:
     like = next(each for each in column if each is not None)
-    return [(torch.zeros_like(like) if each is None else each).flatten() for each in column]
+    zeros = like.new_zeros(()).expand(like.numel())  # which take no memory
+    return [zeros if each is None else each.flatten() for each in column]
 
 
 def _together(parts: Sequence[Tensor]) -> Tensor:
