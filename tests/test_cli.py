@@ -106,7 +106,7 @@ def refused(call, *words, changes=False):
         (("compare", "tiny_benchmarks:Absent"), "put absent.csv there."),
         (("data", "fetch", "toy"), "There is nothing to fetch for toy: its data are made on the fly."),
         (("data", "make", "toy"), "There is nothing to make up for toy"),
-        (("data", "verify", "mnits"), "Unknown benchmark or data set 'mnits': .*, mnist. Did you mean 'mnist'?"),
+        (("data", "verify", "mnits"), "Unknown benchmark or data set 'mnits': .*, mnist, .*Did you mean 'mnist'?"),
         (("data", "fetch", "mnist", "--data", "absent"), "There is no folder absent, which --data names for data."),
         (
             ("run", "multimnist", "--data", "."),

@@ -68,7 +68,9 @@ def test_a_config_gives_its_cell_back():
 
 
 def test_a_config_from_before_there_was_tf32_is_that_of_a_run_without():
-    assert "tf32" not in made().config
+    config = made().config
+    assert "tf32" not in config
+    assert cell_of(config, Path("config.json")).machine.tf32 is False
 
 
 @pytest.mark.parametrize(
