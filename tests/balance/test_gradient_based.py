@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from moonopt.balance.balanced import Balanced
+from moonopt.balance.base import Tasks
 from moonopt.balance.cagrad import CAGrad
 from moonopt.balance.delivery import delivered
 from moonopt.balance.graddrop import GradDrop
@@ -447,6 +448,24 @@ def test_the_graph_is_gone_when_minimize_steps(two_heads, batch):
     optimizer.register_step_pre_hook(lambda *_: there.append(len(graphs)))
     optimizer.minimize(lambda *given: Noticed.apply(model.losses(*given)), *data)
     assert there == [0]
+
+
+@pytest.mark.parametrize("name", ["mgda", "pcgrad", "nash-mtl"])
+def test_the_task_gradients_are_gone_when_minimize_steps(name, two_heads, batch, monkeypatch):
+    kept, there = [], []
+    seen = Tasks.seen
+
+    def noticed(self):
+        found = seen(self)
+        kept.append(weakref.ref(found))
+        return found
+
+    monkeypatch.setattr(Tasks, "seen", noticed)
+    model = two_heads(3)
+    optimizer = build(name, model, 3)
+    optimizer.register_step_pre_hook(lambda *_: there.append(kept[-1]() is not None))
+    optimizer.minimize(model.losses, *batch(tasks=3))
+    assert there == [False]
 
 
 def test_a_direction_is_gone_after_its_backward_pass():

@@ -114,6 +114,15 @@ def test_what_cannot_be_captured_is_refused_with_the_reason(build, text):
         moonopt.capture(build(Net()), Net().losses)
 
 
+def test_hooks_on_parameters_are_an_obstacle_where_weights_come_from_inner_products():
+    model = Net()
+    optimizer = by_gram(MGDA, model)
+    assert optimizer.obstacle_to_capture() is None
+    model.lift[0].weight.register_hook(lambda gradient: gradient)
+    with pytest.raises(ValueError, match="hooks on parameters"):
+        moonopt.capture(optimizer, model.losses)
+
+
 def test_capturable_keeps_rates_as_tensors_that_schedulers_change_and_checkpoints_restore():
     model = Net()
     optimizer = Muon(model, lr=0.5, vector_lr=0.25, capturable=True)

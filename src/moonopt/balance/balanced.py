@@ -179,6 +179,10 @@ class Balanced(Wrapper):
     def obstacle_to_capture(self) -> str | None:
         if not self.balancer.capturable and not self._weighs_by_gram:
             return f"{self.balancer.name} computes its weights on the host"
+        if self._weighs_by_gram and self._has_hooks():
+            return (
+                f"hooks on parameters want one backward pass, and {self.balancer.name} computes its weights on the host before"
+            )
         if self._every > 1 or self._nonfinite == "skip":
             return 'with every > 1 or nonfinite="skip" the host decides what to do in a step'
         if isinstance(self.optimizer, TaskOptimizer):
@@ -218,25 +222,29 @@ class Balanced(Wrapper):
         seen = tasks.seen()  # without the graph, which is of no use any more
         del losses, tasks
         weights = batch.observed = torch.zeros_like(batch.before)
-
-        def decide() -> None:
-            weights.copy_(self._weights(seen))
-
-        yield decide
+        yield functools.partial(self._decide, seen, weights)
         heads = torch.ones_like(weights) if self.balancer.heads == "plain" else weights
-        for p, gradient in (seen.weighted_sum(seen.shared, weights) | seen.weighted_sum(seen.heads, heads)).items():
-            p.grad = as_of_backward(gradient, p)
+        total = seen.weighted_sum(seen.shared, weights) | seen.weighted_sum(seen.heads, heads)
+        for p in total:
+            p.grad = as_of_backward(total[p], p)
         if self.balancer.max_norm is not None and (seen.count > 1 or len(self.tasks) == 1):
             self._pending.shared = seen.shared
+        del seen, total  # as many gradients as there are tasks, and one more
         batch.backward_has_run = True
         self._pending.batches.append(batch)
         self.step()
         return answer
 
+    def _decide(self, seen: Tasks, weights: Tensor) -> None:
+        weights.copy_(self._weights(seen))
+
     def _keeps_gradients(self) -> bool:
         """Whether a step is best made of the task gradients themselves, once their inner products have led to weights."""
-        hooks = any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters())
-        return self._weighs_by_gram and self._is_due() and not hooks
+        return self._weighs_by_gram and self._is_due() and not self._has_hooks()
+
+    def _has_hooks(self) -> bool:
+        """On parameters, for a backward pass to call."""
+        return any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters())
 
     @property
     def _weighs_by_gram(self) -> bool:

@@ -38,6 +38,7 @@ class TaskOptimizer(Optimizer):
             except StopIteration as end:
                 return end.value
             decide()
+            del decide  # and what it knows
 
     def in_parts(self, closure: Closure, args: tuple[Any, ...]) -> Parts:
         """The step of ``minimize`` in parts that ask nothing of the host: what is yielded is to be called between two."""
