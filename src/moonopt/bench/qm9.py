@@ -5,7 +5,6 @@ molecules, those of the test included; ours from the training split, unless ``da
 """
 
 from collections.abc import Iterable, Mapping
-from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -92,12 +91,14 @@ class QM9(Benchmark):
 
     def losses(self, model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
         *given, wanted, _ = batch
-        return {task: (found - wanted[:, number]).square().mean() for number, task, found in self._predicted(model, given)}
+        predicted = self._predicted(model, given)
+        return {task: (predicted[task] - wanted[:, number]).square().mean() for number, task in enumerate(self.tasks)}
 
     def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         total, errors = 0, []
         for *given, wanted, scale in batches:
-            predicted = torch.stack([found for _, _, found in self._predicted(model, given)], 1)
+            outputs = self._predicted(model, given)
+            predicted = torch.stack([outputs[task] for task in self.tasks], 1)
             errors.append(((predicted - wanted).abs() * scale).double().sum(0))
             total += len(wanted)
         means = (torch.stack(errors).sum(0) / total).tolist()
@@ -113,10 +114,9 @@ class QM9(Benchmark):
     def fetch(self, folder: Path) -> None:
         qm9.fetch(folder)
 
-    def _predicted(self, model: nn.Module, given: list[Tensor]) -> Iterable[tuple[int, str, Tensor]]:
+    def _predicted(self, model: nn.Module, given: list[Tensor]) -> Mapping[str, Tensor]:
         numbers, positions, bonds = given
-        outputs = model(dense_batch(numbers, node_features(numbers, bonds), positions, bonds))
-        return [(number, task, outputs[task]) for number, task in enumerate(self.tasks)]
+        return model(dense_batch(numbers, node_features(numbers, bonds), positions, bonds))  # type: ignore[no-any-return]
 
     def _count(self, split: str) -> int:
         count: int = self.settings[f"data.{split}_molecules"]
@@ -142,6 +142,6 @@ class Properties(Tensors):
         return *super().batch(indices, generator), self.scale
 
     def to(self, device: torch.device) -> Self:
-        moved = copy(super().to(device))
+        moved = super().to(device)
         moved.scale = self.scale.to(device)
         return moved

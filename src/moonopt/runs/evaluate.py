@@ -1,6 +1,5 @@
 """Looking at a model without changing anything: metrics over a split, and the cosines between task gradients."""
 
-import contextlib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +12,7 @@ from moonopt.runs.reproducible import generator_of
 from moonopt.tasks.gradients import gram_matrix, shared_by, task_gradients
 from moonopt.tasks.kernels import plain_kernels
 from moonopt.tasks.losses import read_losses
+from moonopt.tasks.modes import eval_mode
 
 #: Examples at a time; metrics do not depend on it, but for rounding.
 BATCH = 512
@@ -31,7 +31,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 @torch.no_grad()
 def metrics_of(bench: Benchmark, model: nn.Module, data: Data, device: torch.device) -> dict[str, float]:
     """Every metric over all examples."""
-    with _eval_mode(model):
+    with eval_mode(model):
         found = bench.evaluate(model, _all_batches(data, device))
     return {metric.name: float(found[metric.name]) for metric in bench.metrics}
 
@@ -43,7 +43,7 @@ def cosines_of(bench: Benchmark, model: nn.Module, batch: Any) -> list[list[floa
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     eager = torch.compiler.set_stance("force_eager")  # several backward passes over one graph
-    with _eval_mode(model), torch.enable_grad(), plain_kernels(), eager:
+    with eval_mode(model), torch.enable_grad(), plain_kernels(), eager:
         losses = read_losses(bench.losses(model, batch), bench.tasks)
         gram = gram_matrix(task_gradients(losses.separate, shared_by(losses.separate, parameters)))
     norms = gram.diagonal().sqrt()
@@ -52,18 +52,6 @@ def cosines_of(bench: Benchmark, model: nn.Module, batch: Any) -> list[list[floa
     every = torch.full((len(bench.tasks), len(bench.tasks)), math.nan)
     every[torch.tensor(here)[:, None], torch.tensor(here)] = cosines.cpu().to(every)
     return every.tolist()
-
-
-@contextlib.contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Afterwards every module is in the mode it was in: parts of a model may be kept in eval mode all the time."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def _all_batches(data: Data, device: torch.device) -> Iterator[Any]:

@@ -5,11 +5,12 @@ The file is mapped into memory, which several processes that read it then share.
 
 import hashlib
 import math
-import os
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from moonopt.bench.data.download import whole
 
 #: The line begins with it; another layout of the file gets another number.
 HEADER = b"moonopt faces 1 "
@@ -19,15 +20,10 @@ CHUNK = 1 << 24  # bytes that are written or summed up at a time
 def write(path: Path, images: Tensor, source: str) -> None:
     """Write a file, whole or not at all; ``OSError`` where there is no room or no permission."""
     content = images.flatten().numpy().data
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("wb") as file:
-            for start in range(0, len(content), CHUNK):
-                file.write(content[start : start + CHUNK])
-            file.write(_line(source, _checksum(content)))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole(path) as temporary, temporary.open("wb") as file:
+        for start in range(0, len(content), CHUNK):
+            file.write(content[start : start + CHUNK])
+        file.write(_line(source, _checksum(content)))
 
 
 def read(path: Path, shape: tuple[int, ...], source: str) -> Tensor | None:

@@ -1,6 +1,6 @@
 """Many small images with Pillow, in threads: it lets go of the interpreter while it decodes and resizes."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
+from moonopt.bench.data.progress import tracked
 from moonopt.errors import UserError
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def in_threads(work: Callable[[range], Answer], count: int, what: str) -> Iterat
     require_pillow()
     chunks = [range(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK)]
     with ThreadPoolExecutor() as threads:
-        yield from _tracked(threads.map(work, chunks), what, len(chunks))
+        yield from tracked(threads.map(work, chunks), what, len(chunks))
 
 
 def _opened(path: Path) -> "Image":
@@ -79,13 +80,3 @@ def _opened(path: Path) -> "Image":
         raise UserError(f"{path} is missing.") from error
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise UserError(f"{path} is no image or a damaged one ({str(error).rstrip('.')}).") from error
-
-
-def _tracked(items: Iterable[Answer], what: str, total: int) -> Iterable[Answer]:
-    try:
-        from rich.console import Console
-        from rich.progress import track
-    except ImportError:
-        return items
-    console = Console(stderr=True)
-    return track(items, what, total=total, console=console, disable=not console.is_terminal)

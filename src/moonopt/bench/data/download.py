@@ -3,11 +3,12 @@
 import http.client
 import os
 import urllib.request
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 from urllib.error import HTTPError, URLError
 
+from moonopt.bench.data.progress import read_with_bar
 from moonopt.errors import UserError
 
 TIMEOUT = 30  # seconds without an answer
@@ -21,7 +22,7 @@ def download(address: str) -> bytes:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
             length = response.headers["Content-Length"]
             expected = None if length is None else int(length)
-            with _with_progress(response, expected, address.rpartition("/")[2]) as body:
+            with read_with_bar(response, expected, address.rpartition("/")[2]) as body:
                 content = b"".join(iter(lambda: body.read(CHUNK), b""))
     except HTTPError as error:
         raise UserError(f"HTTP {error.code} {error.reason}") from error
@@ -37,22 +38,18 @@ def download(address: str) -> bytes:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file under another name, then rename it: whoever looks finds all of it or nothing."""
+    """Write a file, whole or not at all, into a folder that is made if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as temporary:
+        temporary.write_bytes(content)
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Another name to write a file under, which is then renamed: whoever looks finds all of it or nothing."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        temporary.write_bytes(content)
+        yield temporary
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-
-
-def _with_progress(body: BinaryIO, length: int | None, name: str) -> AbstractContextManager[BinaryIO]:
-    """The body, with a bar in a terminal where rich is there."""
-    try:
-        from rich.console import Console
-        from rich.progress import wrap_file
-    except ImportError:
-        return nullcontext(body)
-    console = Console(stderr=True)
-    return wrap_file(body, length or 0, description=name, console=console, disable=not console.is_terminal)

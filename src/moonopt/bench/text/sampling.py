@@ -4,16 +4,16 @@ All randomness comes from one generator: a token is the largest of its logits pl
 prompts give the same responses, so that a resumed run goes on as if it had not stopped.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from moonopt.bench.text.policy import Samples, positions
 from moonopt.errors import UserError
+from moonopt.tasks.modes import eval_mode
 
 #: Tokens between two looks at whether all responses have ended, for which the host waits for the device.
 LOOK_EVERY = 8
@@ -64,7 +64,7 @@ def sample(
     ends = torch.tensor(list(end), device=prompt.device)
     tokens, mask, finished = [], prompt_mask, torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
     masks: list[Tensor] = []
-    with _eval_mode(model):
+    with eval_mode(model):  # no dropout; and with gradient checkpointing, models have a cache only then
         logits_of = _Steps(model)
         step, places = prompt, positions(prompt_mask)
         for number in range(length):
@@ -125,15 +125,3 @@ def _check(model: Any, prompt: int, length: int, temperature: float) -> None:
             f"A prompt of {prompt} tokens and a response of up to {length} are more than the model's context of {context}: "
             "shorten the response, or leave long problems out."
         )
-
-
-@contextlib.contextmanager
-def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """No dropout; and with gradient checkpointing, models have a cache only then. Afterwards every part is as it was."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
