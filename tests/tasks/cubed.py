@@ -1,11 +1,11 @@
-"""A function that knows its gradient and nothing more."""
+"""x ** 3 as functions that know some of its derivatives and no others."""
 
 import torch
 from torch.autograd.function import once_differentiable
 
 
-class CubedOnceOnly(torch.autograd.Function):
-    """x ** 3, with its gradient and nothing more."""
+class Cubed(torch.autograd.Function):
+    """Without a derivative forwards."""
 
     @staticmethod
     def forward(ctx, x):
@@ -13,7 +13,26 @@ class CubedOnceOnly(torch.autograd.Function):
         return x**3
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, gradient):
         (x,) = ctx.saved_tensors
         return 3 * x**2 * gradient
+
+
+class CubedOnceOnly(Cubed):
+    """With its gradient and nothing more."""
+
+    backward = staticmethod(once_differentiable(Cubed.backward))
+
+
+class CubedForwardsOnly(CubedOnceOnly):
+    """With a derivative forwards and without a second one backwards."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_forward(x)
+        return Cubed.forward(ctx, x)
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * tangent

@@ -6,10 +6,9 @@ import pickle
 
 import pytest
 import torch
-from cubed import CubedOnceOnly
+from cubed import Cubed, CubedForwardsOnly, CubedOnceOnly
 from torch import nn
 from torch.autograd import forward_ad
-from torch.autograd.function import once_differentiable
 from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils.checkpoint import checkpoint
 
@@ -610,41 +609,6 @@ def test_auto_takes_the_faster_one(monkeypatch, faster):
     assert [type(mode) for mode in optimizer._mode.chosen.values()] == [faster]
 
 
-class _Cubed(torch.autograd.Function):
-    """x ** 3, without a derivative forwards."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return 3 * x**2 * gradient
-
-
-class _CubedForwardsOnly(torch.autograd.Function):
-    """x ** 3, with a derivative forwards and without a second one backwards."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        ctx.save_for_forward(x)
-        return x**3
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return 3 * x**2 * gradient
-
-    @staticmethod
-    def jvp(ctx, tangent):
-        (x,) = ctx.saved_tensors
-        return 3 * x**2 * tangent
-
-
 def _through(function):
     model = _built("layers")
     model.output = lambda x: function.apply(model.body(x))
@@ -653,7 +617,7 @@ def _through(function):
 
 @pytest.mark.parametrize(
     ("function", "works", "fails"),
-    [(_Cubed, "double_backward", "forward_mode"), (_CubedForwardsOnly, "forward_mode", "double_backward")],
+    [(Cubed, "double_backward", "forward_mode"), (CubedForwardsOnly, "forward_mode", "double_backward")],
 )
 def test_auto_takes_the_one_that_works(function, works, fails):
     deltas = {}
