@@ -1,30 +1,76 @@
 #!/usr/bin/env bash
-# The QM9 study. What is done is skipped: run it again to go on. It wants QM9 in $MOONOPT_DATA (moonopt data fetch qm9).
-#   studies/qm9.sh speed | tune | budget | beta | protocol     (by default DEVICE=cuda, JOBS=4, RUNS=runs, EPOCHS=60)
-# "budget" is three seeds of every method with EPOCHS epochs and a plateau whose patience is scaled to them; "protocol" is the
-# full protocol of 300 epochs for four methods.
+# The QM9 study of docs/qm9.md. It wants QM9 in $MOONOPT_DATA (moonopt data fetch qm9).
+#   studies/qm9.sh STAGE     (by default DEVICE=cuda, JOBS=3, the cells at once, RUNS=runs and EPOCHS=60)
+# Stages: speed, which wants the GPU to itself; tune, three rates for every method; budget, three seeds of every method with EPOCHS
+# epochs; beta, MOON with other values of it; protocol, the full 300 epochs. Plateaus have a patience scaled to the epochs.
+# METHODS=moon,ls restricts tune, budget and protocol; in it moon-log-auto is MOON with loss=log and beta=auto. SEEDS=1 or 0,2 are
+# other seeds than the first three, in protocol than the first.
+# What is done is skipped, and what is half trained goes on: run it again. After a SIGTERM, as of `timeout 500 studies/qm9.sh budget`,
+# it ends as soon as all runs have written their checkpoints.
 set -u
-DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-4} RUNS=${RUNS:-runs} EPOCHS=${EPOCHS:-60}
+DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-3} RUNS=${RUNS:-runs} EPOCHS=${EPOCHS:-60}
 export OMP_NUM_THREADS=1
-FIRST=moon,muon,famo+muon,famo,ls,nash-mtl
-REST=si,rlw,dwa,uw,mgda,pcgrad,cagrad,imtl-g,gradnorm,graddrop
+ALL=moon,moon-log-auto,muon,famo+muon,famo,ls,nash-mtl,si,rlw,dwa,uw,mgda,pcgrad,cagrad,imtl-g,gradnorm,graddrop
+TUNED=$(dirname "$0")/../results/qm9
 
-moonopt() { python -m moonopt "$@" --device "$DEVICE" --tf32 --jobs "$JOBS"; }
+# Each moonopt has a process group of its own and gets one signal: a second would end it without a checkpoint.
+set -m
+trap 'trap "" TERM INT; kill -TERM $(jobs -rp); wait; exit 143' TERM INT
+
+# A command of moonopt with so many cells, beside others of its kind.
+beside() {
+    local lanes=$(( JOBS > $1 ? JOBS / $1 : 1 )) few=$(( JOBS < $1 ? JOBS : $1 ))
+    while (( $(jobs -rp | wc -l) >= lanes )); do wait -n; done
+    python -m moonopt "${@:2}" --device "$DEVICE" --tf32 --jobs "$few" &
+}
+tune() { beside 3 tune qm9 --out "$RUNS/tune" --seeds 10, "$@"; }
+compare() { beside "$(count "$1")" compare qm9 --out "$RUNS" --seeds "$@"; }
+
+names() { tr , " " <<< "${METHODS:-$1}"; }
+count() { [[ $1 == *,* ]] && wc -w <<< "${1//,/ }" || echo "$1"; }
 short() { echo --set "train.epochs=$1" --set "train.schedule=plateau:0.7:$(( ($1 + 59) / 60 ))"; }
+method() {
+    case $1 in
+    moon-log-auto) echo --methods moon --set optimizer.beta=auto --set optimizer.loss=log ;;
+    *) echo --methods "$1" ;;
+    esac
+}
+grid() {
+    case $1 in
+    moon* | muon | *+muon) echo --grid optimizer.lr=5e-3,1e-2,2e-2 ;;
+    *) echo --grid optimizer.lr=5e-4,1e-3,2e-3 ;;
+    esac
+}
+tuned() { # the benchmark's own rate where there is no such file
+    for folder in "$RUNS" "$TUNED"; do
+        if [[ -f $folder/tuned-$1.json ]]; then echo --tuned "$folder/tuned-$1.json" && return; fi
+    done
+}
 
 case ${1:?speed, tune, budget, beta or protocol} in
 speed) python -m moonopt.speed.molecules --device "$DEVICE" --json ;;
 tune)
-    moonopt tune qm9 --out "$RUNS/tune" --seeds 10, $(short 12) --methods moon,muon,famo+muon \
-        --grid optimizer.lr=5e-3,1e-2,2e-2 --file "$RUNS/tuned-muon.json"
+    for name in $(names "$ALL"); do
+        [[ -f $TUNED/tuned-$name.json ]] || tune $(short 12) $(method "$name") $(grid "$name") --file "$RUNS/tuned-$name.json"
+    done
     ;;
-budget) moonopt compare qm9 --out "$RUNS" --methods ${METHODS:-$FIRST,$REST} --seeds ${SEEDS:-3} $(short "$EPOCHS") ;;
-beta)
+budget)
+    for name in $(names "$ALL"); do compare "${SEEDS:-3}" $(short "$EPOCHS") $(method "$name") $(tuned "$name"); done
+    ;;
+beta) # all of MOON at the rate that was chosen for the plain one
+    for name in muon famo+muon; do compare 1 $(short 12) --methods $name $(tuned $name); done
     for beta in 1e-4 3e-4 1e-3 3e-3 1e-2 auto; do
         for loss in plain log; do
-            moonopt compare qm9 --out "$RUNS" --methods moon --seeds 1 $(short 12) --set optimizer.beta=$beta --set optimizer.loss=$loss
+            compare 1 $(short 12) --methods moon $(tuned moon) --set optimizer.beta=$beta --set optimizer.loss=$loss
         done
     done
     ;;
-protocol) moonopt compare qm9 --out "$RUNS" --methods moon,muon,famo+muon,famo --seeds 1 ;;
+protocol)
+    for name in $(names moon,moon-log-auto,muon,famo+muon,famo); do compare "${SEEDS:-1}" $(method "$name") $(tuned "$name"); done
+    ;;
+*)
+    echo "There is no stage $1." >&2
+    exit 2
+    ;;
 esac
+wait

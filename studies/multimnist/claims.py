@@ -6,14 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from moonopt.bench.paper import MULTIMNIST, MULTIMNIST_BETA, MULTIMNIST_COMPONENTS, MULTIMNIST_GAMMA
 from moonopt.runs.report.statistics import Comparison
 from moonopt.runs.report.tables import mean_and_spread
+from studies.entries import NOT_RUN, difference, markdown, minus
 from studies.multimnist.curves import TASKS, early, late
 from studies.multimnist.efficiency import at_equal_times, memory, sooner
-from studies.multimnist.entries import NOT_RUN, difference, markdown, minus
-from studies.multimnist.results import AVERAGE, BETA, COMPONENTS, GAMMA, LEFT, METRICS, PAPERS, RIGHT, Results
-from studies.multimnist.verdicts import FAILS, HOLDS, UNCLEAR, Claim, Gap, Interval
+from studies.multimnist.results import AVERAGE, COMPONENTS, LEFT, METRICS, PAPERS, RIGHT, MultiMNIST
+from studies.results import BETA, GAMMA
+from studies.verdicts import FAILS, HOLDS, UNCLEAR, Claim, Gap, Interval
 
 
-def claims(results: Results) -> list[Claim]:
+def claims(results: MultiMNIST) -> list[Claim]:
     """The claims in the paper's order."""
     figure = ("famo", "mgda", "ls")
     return [
@@ -71,7 +72,7 @@ def _without(component: str) -> Gap:
     return Gap(("moon", {}), ("moon", changes), AVERAGE, (0, math.inf), paper)
 
 
-def _spread(results: Results) -> Claim:
+def _spread(results: MultiMNIST) -> Claim:
     says = "MOON's deviations over three seeds are 0.07 (left), 0.10 (right), 0.07 (average)"
     row = results.row("moon")
     if row is None or len(row.outcomes) < 2:
@@ -80,7 +81,7 @@ def _spread(results: Results) -> Claim:
     return Claim(says, ours=", ".join(f"{each:.2f}" for each in found), verdict=UNCLEAR)
 
 
-def claims_table(results: Results, stated: Sequence[Claim]) -> str:
+def claims_table(results: MultiMNIST, stated: Sequence[Claim]) -> str:
     """What the paper says, what we found, and the verdict."""
     lines = []
     for place, claim in enumerate(stated, start=1):
@@ -90,7 +91,7 @@ def claims_table(results: Results, stated: Sequence[Claim]) -> str:
     return markdown(["", "the paper says", "ours", "verdict"], lines)
 
 
-def tests_table(results: Results, stated: Sequence[Claim]) -> str:
+def tests_table(results: MultiMNIST, stated: Sequence[Claim]) -> str:
     """The differences behind the verdicts."""
     lines = []
     for place, claim in enumerate(stated, start=1):

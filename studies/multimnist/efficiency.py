@@ -1,9 +1,10 @@
 """What training costs: losses by epoch and time, steps and seconds to a training loss of 0.15, memory; the claims about it."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from moonopt.runs.report.study import Row
+from studies.entries import NOT_MEASURED, NOT_RUN, average, entry, markdown, rate, seeds
 from studies.multimnist.curves import (
     MEMORY,
     SECONDS,
@@ -16,11 +17,9 @@ from studies.multimnist.curves import (
     mean,
     mean_loss,
 )
-from studies.multimnist.entries import NOT_RUN, average, entry, markdown, rate, seeds
-from studies.multimnist.results import ADDED, ALONE, AVERAGE, DRAWN, PAPERS, Results
-from studies.multimnist.verdicts import FAILS, HOLDS, UNCLEAR, Claim, unanimous
+from studies.multimnist.results import ADDED, AVERAGE, DRAWN, PAPERS, MultiMNIST
+from studies.verdicts import FAILS, HOLDS, UNCLEAR, Claim, unanimous
 
-NOT_MEASURED = "not measured yet"
 GOAL, GOAL_SECONDS = 97.5, 3.0
 EPOCHS = (1, 2, 3, 4, 6, 8, 10, 12)
 RIVALS = ("mgda", "famo")
@@ -30,8 +29,8 @@ PAPER_SECONDS = {"mgda": 1576, "famo": 1105, "moon": 949}
 PAPER_MEMORY = {"mgda": 2076, "famo": 2076, "moon": 2078}
 
 
-def target(results: Results) -> str:
-    """MOON's accuracy and its time to the threshold, against what issue 7 aims at."""
+def target(results: MultiMNIST) -> str:
+    """MOON's accuracy and its time to the threshold, against what was aimed at."""
     row = results.row("moon")
     if row is None:
         return f"MOON: {NOT_RUN}."
@@ -46,22 +45,21 @@ def target(results: Results) -> str:
     return f"{first} {second}allows {allowed:.1f} ms a step: {_seconds_of_moon(results)}."
 
 
-def _seconds_of_moon(results: Results) -> str:
-    rows = {ALONE[name]: rows["moon"] for name, rows in results.alone.items() if "moon" in rows}
-    if not rows:
+def _seconds_of_moon(results: MultiMNIST) -> str:
+    row = results.alone.get("moon")
+    if row is None:
         return f"**{NOT_MEASURED}**"
-    steady = "s without the first steps"
-    found = [f"{entry(row, SECONDS)} s {how} ({entry(row, STEADY_SECONDS)} {steady})" for how, row in rows.items()]
-    if any(average(row, SECONDS) <= GOAL_SECONDS for row in rows.values()):
+    if average(row, SECONDS) <= GOAL_SECONDS:
         verdict = "reached"
-    elif any(average(row, STEADY_SECONDS) <= GOAL_SECONDS for row in rows.values()):
+    elif average(row, STEADY_SECONDS) <= GOAL_SECONDS:
         verdict = "reached only without the first steps"
     else:
         verdict = "not reached"
-    return f"alone on the GPU it took {', '.join(found)}: **{verdict}**"
+    found = f"{entry(row, SECONDS)} s ({entry(row, STEADY_SECONDS)} s without the first steps)"
+    return f"alone on the GPU it took {found}: **{verdict}**"
 
 
-def losses_by_epoch(results: Results) -> str:
+def losses_by_epoch(results: MultiMNIST) -> str:
     """The average training loss near the ends of some epochs."""
     rows = results.rows(DRAWN)
     lines = [[str(epoch), *(_loss_at(row, epoch) for row in rows)] for epoch in EPOCHS]
@@ -74,7 +72,7 @@ def _loss_at(row: Row, epoch: int) -> str:
     return f"{mean(found):.2g}"
 
 
-def by_steps(results: Results) -> str:
+def by_steps(results: MultiMNIST) -> str:
     """Steps to the threshold and memory in the study itself."""
     moon = average(results.row("moon"), STEPS)
     lines = []
@@ -88,15 +86,12 @@ def by_steps(results: Results) -> str:
     return markdown([*ours, f"paper: s to {THRESHOLD}", "over MOON's", "memory (MB)"], lines)
 
 
-def by_time(results: Results) -> str:
+def by_time(results: MultiMNIST) -> str:
     """Seconds to the threshold, losses at equal times and memory, of runs with the GPU to themselves."""
-    made = {name: f"\n\n{_timed(rows)}" for name, rows in results.alone.items()}
-    return "\n\n".join(f"{how.capitalize()}:{made.get(name, f' {NOT_MEASURED}.')}" for name, how in ALONE.items())
-
-
-def _timed(rows: Mapping[str, Row]) -> str:
+    if not results.alone:
+        return f"{NOT_MEASURED.capitalize()}."
     lines = []
-    for row in (rows[name] for name in DRAWN if name in rows):
+    for row in (results.alone[name] for name in DRAWN if name in results.alone):
         times = [entry(row, metric) for metric in (STEP_TIME, SECONDS, STEADY_SECONDS)]
         losses = [entry(row, loss_after(time), 3, absent="over") for time in TIMES]
         lines.append([row.method, rate(row), *times, *losses, entry(row, MEMORY, 1), seeds(row)])
@@ -104,23 +99,23 @@ def _timed(rows: Mapping[str, Row]) -> str:
     return markdown(["", "rate", *times, "memory (MB)", "seeds"], lines)
 
 
-def at_equal_times(results: Results) -> Claim:
+def at_equal_times(results: MultiMNIST) -> Claim:
     """It holds if MOON's loss is lower at every time that both have, and at the last by the largest share."""
     says = "At equal times MOON's training loss is lower, and more so later: after 1000 s 0.144, FAMO 0.179, MGDA 0.215"
     told, seen = [], []
-    for how, name, moon, other in _against(results):
+    for name, moon, other in _against(results):
         losses = {time: (average(moon, loss_after(time)), average(other, loss_after(time))) for time in TIMES}
         less = {time: 1 - own / their for time, (own, their) in losses.items() if math.isfinite(own + their)}
         if less:
             shares = ", ".join(f"{100 * share:.0f} % after {time:g} s" for time, share in less.items())
-            told.append(f"{how} less than {name.upper()}'s by {shares}")
+            told.append(f"less than {name.upper()}'s by {shares}")
             seen += [*(share > 0 for share in less.values()), less[max(less)] == max(less.values())]
     if not seen:
         return Claim(says, ours="by epoch, see the table of losses; by time not measured", verdict=f"{UNCLEAR} yet")
     return Claim(says, ours="; ".join(told), verdict=unanimous(seen))
 
 
-def sooner(results: Results) -> Claim:
+def sooner(results: MultiMNIST) -> Claim:
     """It holds by time without the first steps; one who does not get there comes last."""
     says = "MOON reaches 0.15 in 39.8 % less time than MGDA, 14.1 % less than FAMO"
     moon, *others = (results.row(name) for name in ("moon", *RIVALS))
@@ -129,16 +124,16 @@ def sooner(results: Results) -> Claim:
     own = average(moon, STEPS)
     steps = [_less(own, average(row, STEPS), "fewer steps", name) for name, row in zip(RIVALS, others, strict=True)]
     told, seen = [", ".join(steps)], []
-    for how, name, moon, other in _against(results):
+    for name, moon, other in _against(results):
         own, their = average(moon, STEADY_SECONDS), average(other, STEADY_SECONDS)
-        told.append(f"{how} {_less(own, their, 'less time', name)}")
+        told.append(_less(own, their, "less time", name))
         seen.append(own < (math.inf if math.isnan(their) else their))
     if not seen:
         return Claim(says, ours=f"{told[0]}; by time not measured", verdict=f"{UNCLEAR} yet")
     return Claim(says, ours="; ".join(told), verdict=unanimous(seen))
 
 
-def memory(results: Results) -> Claim:
+def memory(results: MultiMNIST) -> Claim:
     """One percent more is counted as the same."""
     says = "MOON takes as much memory: 2,078 MB, FAMO and MGDA 2,076"
     moon, mgda, famo = (average(results.row(name), MEMORY) for name in ("moon", *RIVALS))
@@ -148,12 +143,11 @@ def memory(results: Results) -> Claim:
     return Claim(says, ours=f"MOON {moon:.1f} MB, FAMO {famo:.1f}, MGDA {mgda:.1f}", verdict=verdict)
 
 
-def _against(results: Results) -> Iterator[tuple[str, str, Row, Row]]:
-    """How both were run alone, the name of a rival, MOON and the rival."""
-    for name, rows in results.alone.items():
-        for rival in RIVALS:
-            if "moon" in rows and rival in rows:
-                yield ALONE[name], rival, rows["moon"], rows[rival]
+def _against(results: MultiMNIST) -> Iterator[tuple[str, Row, Row]]:
+    """The name of a rival, MOON and the rival, of those that were run alone."""
+    for rival in RIVALS:
+        if "moon" in results.alone and rival in results.alone:
+            yield rival, results.alone["moon"], results.alone[rival]
 
 
 def _less(own: float, their: float, what: str, name: str) -> str:

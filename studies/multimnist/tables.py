@@ -2,38 +2,22 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from moonopt.bench.paper import MULTIMNIST, MULTIMNIST_BETA, MULTIMNIST_COMPONENTS, MULTIMNIST_GAMMA
 from moonopt.runs.report.study import Row
+from studies.entries import NOT_MEASURED, NOT_RUN, difference, entry, markdown, minus, rate, seeds, variant
 from studies.multimnist.claims import claims, claims_table, tests_table
-from studies.multimnist.curves import STEPS, cosines, left_weights, mean
-from studies.multimnist.efficiency import NOT_MEASURED, by_steps, by_time, losses_by_epoch, target
-from studies.multimnist.entries import NOT_RUN, difference, entry, markdown, minus, rate, seeds, variant
-from studies.multimnist.results import (
-    ADDED,
-    ALONE,
-    AVERAGE,
-    BETA,
-    BETAS,
-    COMPONENTS,
-    GAMMA,
-    GAMMAS,
-    METRICS,
-    PAPERS,
-    RATE,
-    SEEDS,
-    Changes,
-    Results,
-    Variant,
-    setting,
-)
+from studies.multimnist.curves import STEPS, cosines, left_weights, mean, mean_loss
+from studies.multimnist.efficiency import by_steps, by_time, losses_by_epoch, target
+from studies.multimnist.results import ADDED, AVERAGE, BETAS, COMPONENTS, DRAWN, GAMMAS, METRICS, PAPERS, MultiMNIST
+from studies.results import BETA, GAMMA, RATE, SEEDS, Changes, Tuning, Variant, setting
+from studies.tuning import by_rate, scores
 
 NAIVE = ("mgda", "mgda+muon", "famo", "famo+muon", "muon", "moon")
 WEIGHTED = ("moon", "muon", "famo", "famo+muon", "mgda", "mgda+muon", "ls")
 
 
-def tables(results: Results) -> dict[str, str]:
+def tables(results: MultiMNIST) -> dict[str, str]:
     """As Markdown, by their names in the page."""
     stated = claims(results)
     components = {name: results.row("moon", changes) for name, changes in COMPONENTS.values()}
@@ -54,11 +38,13 @@ def tables(results: Results) -> dict[str, str]:
         "efficiency": by_steps(results),
         "time": by_time(results),
         "weights": _weights(results),
+        "imbalance": _imbalance(results),
         "beyond": _beyond(results),
+        "exact": _exact(results),
     }
 
 
-def _missing(results: Results) -> str:
+def _missing(results: MultiMNIST) -> str:
     balancers = [*PAPERS, *ADDED]
     methods = ["moon", "muon", *balancers, *(f"{name}+muon" for name in balancers if name != "ls")]
     short = [f"{row.method} ({len(row.outcomes)})" for row in results.rows(methods) if len(row.outcomes) < SEEDS]
@@ -68,7 +54,8 @@ def _missing(results: Results) -> str:
         f"gamma, {NOT_RUN}": [f"{value:g}" for value in GAMMAS if results.moon_with(GAMMA, value) is None],
         f"beta, {NOT_RUN}": [f"{value:g}" for value in BETAS if results.moon_with(BETA, value) is None],
         f"components, {NOT_RUN}": [name for name, (_, changes) in COMPONENTS.items() if results.row("moon", changes) is None],
-        f"times alone on the GPU, {NOT_MEASURED}": [how for name, how in ALONE.items() if name not in results.alone],
+        f"times alone on the GPU, {NOT_MEASURED}": [name for name in DRAWN if name not in results.alone],
+        f"the exact dual, {NOT_RUN}": [] if results.exact else ["moon"],
     }
     return "\n".join(f"- {what}: {', '.join(names)}" for what, names in found.items() if names) or "Nothing."
 
@@ -83,7 +70,7 @@ def _accuracies(rows: Mapping[str, Row | None], paper: Mapping[str, Mapping[str,
     return markdown(["", "rate", "left", "right", "average", "seeds", "paper: left", "right", "average"], lines)
 
 
-def _with_muon(results: Results) -> str:
+def _with_muon(results: MultiMNIST) -> str:
     """Every balancer with Adam and with Muon."""
     lines = []
     for name in (*PAPERS, *ADDED):
@@ -93,7 +80,7 @@ def _with_muon(results: Results) -> str:
     return markdown(["balancer", "with Adam", "with Muon", "difference", "95 % interval", "p", "seeds"], lines)
 
 
-def _against_muon(results: Results) -> str:
+def _against_muon(results: MultiMNIST) -> str:
     """What task weights add to Muon; MOON's also at the rate of either, where that was run."""
     muon: Variant = ("muon", {})
     pairs: list[tuple[Variant, Variant]] = [(("moon", {}), muon)]
@@ -105,21 +92,13 @@ def _against_muon(results: Results) -> str:
     return markdown(["difference of", "average accuracy", "95 % interval", "p", "seeds"], lines)
 
 
-def _tuning(name: str, tuning: Mapping[str, Any]) -> str:
-    """A line per method with the validation accuracy at each rate; the chosen one is bold."""
-    rates = sorted({trial["settings"][RATE] for trial in tuning["trials"]})
-    scores: dict[str, dict[float, str]] = {}
-    for trial in tuning["trials"]:
-        found, score = trial["settings"][RATE], trial["score"]
-        text = "failed" if score is None else f"{-score:.2f}"
-        best = tuning["chosen"].get(trial["method"], {}).get(RATE) == found
-        scores.setdefault(trial["method"], {})[found] = f"**{text}**" if best else text
-    lines = [[method, *(by_rate.get(each, "") for each in rates)] for method, by_rate in scores.items()]
+def _tuning(name: str, tuning: Tuning) -> str:
+    """Validation accuracies; what is judged is minus the accuracy."""
     notes = " ".join(tuning["notes"]) or "No choice is at the edge of its grid."
-    return f"`tuned-{name}.json`. {notes}\n\n" + markdown(["rate", *(f"{each:g}" for each in rates)], lines)
+    return f"`tuned-{name}.json`. {notes}\n\n" + by_rate(scores(tuning, lambda score: f"{-score:.2f}"))
 
 
-def _ablation(results: Results, key: str, values: Sequence[float], paper: Mapping[float, float]) -> str:
+def _ablation(results: MultiMNIST, key: str, values: Sequence[float], paper: Mapping[float, float]) -> str:
     rows = [results.moon_with(key, value) for value in values]
     theirs = [f"{paper[value]:.2f}" if value in paper else "" for value in values]
     return markdown(
@@ -128,7 +107,7 @@ def _ablation(results: Results, key: str, values: Sequence[float], paper: Mappin
     )
 
 
-def _weights(results: Results) -> str:
+def _weights(results: MultiMNIST) -> str:
     """How far the weight of the left task goes, and the cosine between the gradients of the tasks."""
     lines = []
     for row in results.rows(WEIGHTED):
@@ -143,15 +122,42 @@ def _weights(results: Results) -> str:
     return markdown(["", *weight, *cosine], lines)
 
 
-def _beyond(results: Results) -> str:
-    """Every variant that no other table has."""
+def _imbalance(results: MultiMNIST) -> str:
+    """The accuracies of every method under every change of the data."""
+    rows = [row for row in results.study.rows if _of_data(results.changes(row))]
+    lines = []
+    for row in sorted(rows, key=lambda row: str(_of_data(results.changes(row)))):
+        changes = results.changes(row)
+        data = " ".join(variant("", _of_data(changes)).split())
+        own = {key: value for key, value in changes.items() if key not in _of_data(changes)}
+        lines.append([data, variant(row.method, own), *(entry(row, metric) for metric in METRICS), seeds(row)])
+    return markdown(["data", "", "left", "right", "average", "seeds"], lines) if lines else f"{NOT_RUN.capitalize()}."
+
+
+def _of_data(changes: Changes) -> Changes:
+    return {key: value for key, value in changes.items() if key.startswith("data.")}
+
+
+def _beyond(results: MultiMNIST) -> str:
+    """Every variant on the same data that no other table has."""
     elsewhere: list[Changes] = [{}, *({GAMMA: value} for value in GAMMAS), *({BETA: value} for value in BETAS)]
     elsewhere += [changes for _, changes in COMPONENTS.values()]
     lines = []
     for row in results.study.rows:
-        if (changes := results.changes(row)) not in elsewhere:
+        if (changes := results.changes(row)) not in elsewhere and not _of_data(changes):
             accuracies = [entry(row, metric) for metric in METRICS]
-            same_loss = not any(key.startswith("data.") for key in changes)  # not times 10, nor of noisy labels
-            steps = entry(row, STEPS, 0) if same_loss else ""
-            lines.append([variant(row.method, changes), *accuracies, steps, seeds(row)])
+            lines.append([variant(row.method, changes), *accuracies, entry(row, STEPS, 0), seeds(row)])
     return markdown(["", "left", "right", "average", STEPS, "seeds"], lines) if lines else f"{NOT_RUN.capitalize()}."
+
+
+def _exact(results: MultiMNIST) -> str:
+    """Loss and accuracy after one epoch, and how far the weight of the left task went."""
+    lines = []
+    for row in results.exact:
+        changes = {key: value for key, value in results.changes(row).items() if not key.startswith("train.")}
+        weights = [value for outcome in row.outcomes for value in left_weights(outcome)[1] or [0.5]]
+        loss = mean([mean_loss(outcome.train[-1]) for outcome in row.outcomes])
+        spread = [f"{end(weights):.3f}" for end in (min, max)]
+        lines.append([variant(row.method, changes), f"{loss:.3f}", entry(row, AVERAGE), *spread, seeds(row)])
+    heading = ["", "training loss", "average accuracy", "weight: smallest", "largest", "seeds"]
+    return markdown(heading, lines) if lines else f"{NOT_RUN.capitalize()}."

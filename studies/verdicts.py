@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moonopt.runs.report.statistics import Comparison
-from studies.multimnist.entries import NOT_RUN
-from studies.multimnist.results import Variant
+from studies.entries import NOT_RUN
+from studies.results import Variant
 
 Interval = tuple[float, float]
 

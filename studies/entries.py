@@ -1,4 +1,4 @@
-"""Results as the page writes them: means with deviations, differences with intervals, tables in Markdown."""
+"""Results as pages write them: means with deviations, differences with intervals, tables in Markdown."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -8,9 +8,9 @@ from moonopt.runs.cell import word
 from moonopt.runs.report.statistics import Comparison
 from moonopt.runs.report.study import Row
 from moonopt.runs.report.tables import mean_and_spread, shown
-from studies.multimnist.results import RATE, Changes, Variant, setting
+from studies.results import RATE, Changes, Variant, setting
 
-NOT_RUN = "not run yet"
+NOT_RUN, NOT_MEASURED = "not run yet", "not measured yet"
 
 
 def markdown(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -1,0 +1,1 @@
+"""The tables and figures of docs/qm9.md."""

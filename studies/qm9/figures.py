@@ -1,0 +1,118 @@
+"""The figures of the page: Δm over epochs, Δm by beta, and the weights of the tasks."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from matplotlib.axes import Axes
+from numpy.typing import ArrayLike
+
+from moonopt.runs.report.curves import Array, metric_band, weight_bands
+from moonopt.runs.report.drawing import INK, Panel, Plot, line_style
+from moonopt.runs.report.study import Row
+from moonopt.runs.report.styles import DASHES, Style, task_styles
+from studies.entries import average, variant
+from studies.figures import draw_band, method_style, steps_per_epoch
+from studies.qm9.results import BESIDE, BETAS, DELTA, LOSSES, OTHERS, PLAIN, ROBUST, Stage, Stages
+from studies.results import Variant
+
+#: Values of Δm with how they look, by name.
+Swept = Mapping[str, tuple[Style, Sequence[float]]]
+
+FIGURES = ("qm9-delta", "qm9-beta", "qm9-weights")
+DRAWN: tuple[Variant, ...] = (PLAIN, ROBUST, *OTHERS[:5])
+WEIGHTED: tuple[Variant, ...] = (PLAIN, ROBUST, ("famo", {}), ("famo+muon", {}))
+#: Of Δm, at even distances of the error.
+TICKS = (-25, 0, 25, 50, 100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600)
+
+
+def plots(stages: Stages) -> list[Plot]:
+    """Those of which something was run."""
+    delta = {f"{stage.epochs} epochs": _evaluated(stage) for stage in (stages.budget, stages.protocol)}
+    shown = [each for each in DRAWN if any(variant(*each) in rows for rows in delta.values())]
+    panels = [Panel(title, partial(_draw_delta, rows)) for title, rows in delta.items() if rows]
+    weighted = [Panel(name, partial(_draw_weights, row)) for name, row in _run(stages.budget, WEIGHTED).items()]
+    swept = _swept(stages.sweep)
+    beta = [Panel("", partial(_draw_sweep, swept))] if swept else []
+    methods = {variant(*each): _style(each) for each in shown}
+    curves = {name: style for name, (style, _) in swept.items()}
+    found = [
+        Plot("qm9-delta", "Δm on test data over epochs", "", panels, methods),
+        Plot("qm9-beta", f"Δm by beta, {stages.sweep.epochs} epochs", "", beta, curves),
+        Plot("qm9-weights", "Weights of the tasks", "", weighted, task_styles(stages.budget.study.tasks)),
+    ]
+    return [plot for plot in found if plot.panels]
+
+
+def _run(stage: Stage, variants: Sequence[Variant]) -> dict[str, Row]:
+    return {variant(*each): row for each in variants if (row := stage.row(*each)) is not None}
+
+
+def _evaluated(stage: Stage) -> dict[str, Row]:
+    """Those of which Δm over epochs is known."""
+    return {name: row for name, row in _run(stage, DRAWN).items() if metric_band(row, DELTA) is not None}
+
+
+def _style(which: Variant) -> Style:
+    """Dashed in the colour of MOON, and of the balancer, for MOON with other settings, and a balancer with Muon."""
+    method, changes = which
+    return replace(method_style(method), dash=DASHES[1]) if changes or "+" in method else method_style(method)
+
+
+def _draw_delta(rows: Mapping[str, Row], axes: Axes) -> None:
+    styles = {variant(*each): _style(each) for each in DRAWN}
+    for name, row in reversed(list(rows.items())):  # the first on top
+        if (band := metric_band(row, DELTA)) is not None:
+            draw_band(band, styles[name], steps_per_epoch(row), TICKS[0], axes)
+    _by_error(axes)
+    axes.set_xlabel("epoch")
+
+
+def _swept(sweep: Stage) -> Swept:
+    """What was run of the sweep: MOON's Δm at each beta, and one Δm of methods without."""
+    styles = zip(LOSSES, (_style(PLAIN), replace(_style(ROBUST), marker="s")), strict=True)
+    found = {f"moon loss={loss}": (style, [average(sweep.moon(loss, beta), DELTA) for beta in BETAS]) for loss, style in styles}
+    found |= {name: (_style((name, {})), [average(sweep.row(name), DELTA)]) for name in BESIDE}
+    return {name: (style, values) for name, (style, values) in found.items() if any(map(math.isfinite, values))}
+
+
+def _draw_sweep(swept: Swept, axes: Axes) -> None:
+    """Values side by side; "auto" stands apart, since it has no unit."""
+    for style, values in swept.values():
+        if len(values) == 1:
+            axes.axhline(values[0], color=style.colour, linestyle=line_style(style))
+        else:
+            axes.plot(values, color=style.colour, marker=style.marker, linestyle="none")
+            axes.plot(values[:-1], color=style.colour, linestyle=line_style(style))
+    axes.set_xticks(range(len(BETAS)), list(map(str, BETAS)))
+    axes.set(xlabel="beta", ylabel=f"{DELTA} (%)")
+
+
+def _draw_weights(row: Row, axes: Axes) -> None:
+    tasks = row.outcomes[0].tasks
+    styles, bands = task_styles(tasks), weight_bands(row, tasks)
+    for task, band in bands.items():
+        style = styles[task]
+        places = band.places / steps_per_epoch(row)
+        axes.plot(places, band.mean, color=style.colour, linestyle=line_style(style), linewidth=1.2)
+    axes.axhline(1 / len(tasks), color=INK, linewidth=0.8, alpha=0.4)
+    axes.set(xlabel="epoch", ylabel="weight", ylim=(0, None))
+
+
+def _by_error(axes: Axes) -> None:
+    """Equal ratios of the mean relative error, 1 + Δm / 100, are equally high."""
+
+    def up(delta: ArrayLike) -> Array:
+        return np.log(np.maximum(1 + np.asarray(delta) / 100, 1e-3))
+
+    def down(height: ArrayLike) -> Array:
+        return 100 * np.expm1(height)
+
+    low, high = up(axes.dataLim.intervaly)
+    margin = 0.05 * (high - low)
+    axes.set_yscale("function", functions=(up, down))
+    axes.set_ylim(*down([low - margin, high + margin]))
+    axes.set_yticks([tick for tick in TICKS if low <= up(tick) <= high])
+    axes.set_ylabel(f"{DELTA} (%)")

@@ -1,0 +1,99 @@
+"""What was run, by how long it was trained: the budget of the main table, the sweep over beta, the paper's protocol."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from moonopt.bench.metrics import delta_m
+from moonopt.bench.paper import QM9_METRICS, QM9_STL
+from moonopt.bench.qm9 import QM9
+from moonopt.runs.report.reading import Line, read_runs
+from moonopt.runs.report.study import Outcome, Row, Study, number, studies
+from studies.results import BETA, Changes, Results, Tuning, Variant, read_tuning, setting
+
+EPOCHS, SCHEDULE, LOSS = "train.epochs", "train.schedule", "optimizer.loss"
+DELTA = "Δm"
+
+#: Epochs of the stages; of the budget where nothing else was run.
+BUDGET, SWEEP, PROTOCOL = 60, 12, 300
+
+LOG_AUTO: Changes = {BETA: "auto", LOSS: "log"}
+PLAIN: Variant = ("moon", {})
+ROBUST: Variant = ("moon", LOG_AUTO)
+OTHERS: tuple[Variant, ...] = tuple(
+    (name, {})
+    for name in (
+        "muon", "famo+muon", "famo", "ls", "nash-mtl", "si", "rlw", "dwa", "uw", "mgda", "pcgrad", "cagrad", "imtl-g",
+        "gradnorm", "graddrop",
+    )
+)  # fmt: skip
+IN_PROTOCOL: tuple[Variant, ...] = (PLAIN, ROBUST, ("muon", {}), ("famo+muon", {}), ("famo", {}))
+
+LOSSES = ("plain", "log")
+BETAS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, "auto")
+#: Methods without a beta, run as long as the sweep.
+BESIDE = ("muon", "famo+muon")
+#: What MOON has where nothing is said.
+DEFAULTS = {BETA: 1e-4, LOSS: "plain"}
+
+
+@dataclass(frozen=True)
+class Stage(Results):
+    """Runs of equally many epochs, with Δm beside their errors."""
+
+    epochs: int
+
+    tuned_apart: ClassVar = {"moon-log-auto": LOG_AUTO}
+    given: ClassVar = (EPOCHS, SCHEDULE)
+
+    def moon(self, loss: str, beta: float | str) -> Row | None:
+        wanted = {BETA: beta, LOSS: loss}
+        return self.row("moon", {key: value for key, value in wanted.items() if value != DEFAULTS[key]})
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The whole study: its stages, all tuning files, and what ``moonopt.speed.molecules`` measured."""
+
+    budget: Stage
+    sweep: Stage
+    protocol: Stage
+    tuning: Mapping[str, Tuning]
+    speed: Mapping[str, Any] | None
+
+
+def read(folder: Path) -> Stages:
+    """The runs and tuning files of a folder, which need not be there, and the file of speed beside it."""
+    exports = [path for path in sorted(folder.glob("*.json")) if not path.name.startswith("tuned-")]
+    found = studies(read_runs(exports))
+    study = found[0] if found else Study(QM9.name, QM9, [], [])
+    tuning = read_tuning(folder)
+    lengths = {setting(row, EPOCHS) for row in study.rows} - {SWEEP, PROTOCOL}
+    speed = folder.parent / "speed" / "qm9-h200.json"
+    return Stages(
+        budget=_stage(study, tuning, max(lengths, default=BUDGET)),
+        sweep=_stage(study, {name: each for name, each in tuning.items() if name not in Stage.tuned_apart}, SWEEP),
+        protocol=_stage(study, tuning, PROTOCOL),
+        tuning=tuning,
+        speed=json.loads(speed.read_text()) if speed.exists() else None,
+    )
+
+
+def _stage(study: Study, tuning: Mapping[str, Tuning], epochs: int) -> Stage:
+    rows = [row for row in study.rows if setting(row, EPOCHS) == epochs]
+    rows = [replace(row, outcomes=[_with_delta(each) for each in row.outcomes]) for row in rows]
+    return Stage(replace(study, rows=rows), tuning, epochs)
+
+
+def _with_delta(outcome: Outcome) -> Outcome:
+    """Δm in the result, and in every evaluation on test data."""
+    lines: list[Line] = [{**line, "test": _and_delta(line["test"])} for line in outcome.evaluation if line.get("test")]
+    return replace(outcome, metrics=_and_delta(outcome.metrics), evaluation=lines)
+
+
+def _and_delta(errors: Mapping[str, Any]) -> dict[str, float]:
+    """Errors that are no numbers make Δm none."""
+    numbers = {metric.name: number(errors.get(metric.name)) for metric in QM9_METRICS}
+    return {**numbers, DELTA: delta_m(numbers, QM9_STL, QM9_METRICS)}

@@ -1,0 +1,142 @@
+"""Every table of the page, and the places of its figures."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from moonopt.bench.paper import QM9, QM9_METRICS, QM9_STL
+from moonopt.runs.report.drawing import Plot
+from moonopt.runs.report.study import Row
+from studies.entries import NOT_MEASURED, NOT_RUN, average, difference, entry, markdown, minus, rate, seeds, variant
+from studies.qm9.figures import FIGURES
+from studies.qm9.results import BESIDE, BETAS, DELTA, IN_PROTOCOL, LOSSES, OTHERS, PLAIN, ROBUST, SCHEDULE, Stage, Stages
+from studies.qm9.speed import speed_table, speed_target
+from studies.results import SEEDS, Tuning, Variant, setting
+from studies.tuning import by_rate, scores
+from studies.verdicts import Gap
+
+#: Δm that MOON is to reach in the protocol: the paper's own.
+GOAL = QM9.delta_m["moon"]
+DIGITS = {DELTA: 1, **{metric.name: metric.digits for metric in QM9_METRICS}}
+NOTHING = f"{NOT_RUN.capitalize()}."
+
+
+def tables(stages: Stages, drawn: Iterable[Plot]) -> dict[str, str]:
+    """As Markdown, by their names in the page."""
+    figures = {plot.name: plot for plot in drawn}
+    return {
+        "target": f"{_target(stages.protocol)}\n\n{speed_target(stages.speed)}",
+        "tuning": _tuning(stages.tuning),
+        "budget": _budget(stages.budget),
+        "main": _errors(stages.budget, [PLAIN, ROBUST, *OTHERS]),
+        "differences": _differences(stages.budget),
+        "protocol": _errors(stages.protocol, IN_PROTOCOL),
+        "order": _order(stages.protocol),
+        "beta": _sweep(stages.sweep),
+        "speed": speed_table(stages.speed),
+        "missing": _missing(stages),
+        **{name: f"![{figures[name].title}](images/{name}.svg)" if name in figures else NOTHING for name in FIGURES},
+    }
+
+
+def _target(protocol: Stage) -> str:
+    told = []
+    for which in (PLAIN, ROBUST):
+        row = protocol.row(*which)
+        verdict = "reached" if average(row, DELTA) <= GOAL else "not reached"
+        found = NOT_RUN if row is None else f"{entry(row, DELTA, 1)}: **{verdict}**"
+        told.append(f"{variant(*which)} {found}")
+    goal = f"The target is a Δm of at most {GOAL} for MOON in the paper's protocol of {protocol.epochs} epochs."
+    return f"{goal} {'; '.join(told)}."
+
+
+def _tuning(tuning: Mapping[str, Tuning]) -> str:
+    """A table per grid: those of Adam and of Muon differ."""
+    tables: dict[tuple[float, ...], dict[str, Mapping[float, str]]] = {}
+    for name, each in tuning.items():
+        for method, by_score in scores(each, lambda score: f"{100 * (score - 1):.1f}").items():
+            label = variant("moon", Stage.tuned_apart[name]) if name in Stage.tuned_apart else method
+            tables.setdefault(tuple(sorted(by_score)), {})[label] = by_score
+    notes = [f"`tuned-{name}.json`: {note}." for name, each in tuning.items() for note in each["notes"]]
+    told = " ".join(notes) or "No choice is at the edge of its grid."
+    return "\n\n".join([*map(by_rate, tables.values()), told]) if tables else NOTHING
+
+
+def _budget(budget: Stage) -> str:
+    if not budget.study.rows:
+        return f"{budget.epochs} epochs: {NOT_RUN}."
+    schedules = sorted({setting(row, SCHEDULE) for row in budget.study.rows})
+    return f"{budget.epochs} epochs, `train.schedule={', '.join(schedules)}`."
+
+
+def _errors(stage: Stage, variants: Sequence[Variant]) -> str:
+    """Ours, the best of a column bold, and below each the paper's as printed."""
+    rows = [stage.row(*each) for each in variants]
+    best = {metric: _best([average(row, metric) for row in rows]) for metric in DIGITS}
+    lines = []
+    for (method, changes), row in zip(variants, rows, strict=True):
+        lines.append([variant(method, changes), rate(row), seeds(row), *_entries(row, best)])
+        if method in QM9.rows and not changes:
+            lines.append(["*paper*", "", "", *(str(number) for number in [QM9.delta_m[method], *QM9.rows[method].values()])])
+    lines.append(["*STL, published*", "", "", "0", *map(str, QM9_STL.values())])
+    units = [f"{metric.name} ({metric.unit})" for metric in QM9_METRICS]
+    return markdown(["", "rate", "seeds", "Δm (%)", *units], lines)
+
+
+def _entries(row: Row | None, best: Mapping[str, float | None]) -> list[str]:
+    if row is None:
+        return [NOT_RUN, *[""] * len(QM9_METRICS)]
+    found = {metric: entry(row, metric, digits, absent="no number") for metric, digits in DIGITS.items()}
+    return [f"**{text}**" if average(row, metric) == best[metric] else text for metric, text in found.items()]
+
+
+def _best(values: Iterable[float]) -> float | None:
+    """Of several; one alone is no best."""
+    found = [value for value in values if math.isfinite(value)]
+    return min(found) if len(found) > 1 else None
+
+
+def _differences(stage: Stage) -> str:
+    lines = []
+    for first, others in ((PLAIN, OTHERS), (ROBUST, [PLAIN, *OTHERS])):
+        for other in others:
+            paper = QM9.delta_m[first[0]] - QM9.delta_m[other[0]] if first is PLAIN and other[0] in QM9.delta_m else None
+            gap = Gap(first, other, DELTA, (-math.inf, 0), paper)
+            if (found := stage.compare(first, other, DELTA)) is not None:
+                theirs = "" if paper is None else f"{paper:+.1f}"
+                lines.append([minus(first, other), *difference(found, 1), theirs, gap.verdict(found)])
+    heading = ["difference of", DELTA, "95 % interval", "p", "seeds", "paper", "MOON is better"]
+    return markdown(heading, lines) if lines else NOTHING
+
+
+def _order(stage: Stage) -> str:
+    """The variants by Δm."""
+    found = {variant(*each): average(row, DELTA) for each in IN_PROTOCOL if (row := stage.row(*each)) is not None}
+    told = ", ".join(f"{name} {found[name]:.1f}" for name in sorted(found, key=lambda name: found[name]))
+    return f"In the order of Δm: {told}." if found else NOTHING
+
+
+def _sweep(sweep: Stage) -> str:
+    lines = [[f"loss={loss}", *(entry(sweep.moon(loss, beta), DELTA, 1) for beta in BETAS)] for loss in LOSSES]
+    without = [f"{name} {entry(sweep.row(name), DELTA, 1)}" for name in BESIDE]
+    return f"{markdown(['beta', *map(str, BETAS)], lines)}\n\nBeside it: {', '.join(without)}."
+
+
+def _missing(stages: Stages) -> str:
+    budget, everything = stages.budget, [PLAIN, ROBUST, *OTHERS]
+    rows = {variant(*each): budget.row(*each) for each in everything}
+    tuned = {name for found in stages.tuning.values() for name in found["chosen"]} - {"moon"}
+    tuned |= {variant(*each) for each, file in ((PLAIN, "moon"), (ROBUST, "moon-log-auto")) if file in stages.tuning}
+    sweep = [f"beta={beta} loss={loss}" for loss in LOSSES for beta in BETAS if stages.sweep.moon(loss, beta) is None]
+    found = {
+        "not tuned yet": [name for name in rows if name not in tuned],
+        f"{budget.epochs} epochs, {NOT_RUN}": [name for name, row in rows.items() if row is None],
+        f"{budget.epochs} epochs, fewer than {SEEDS} seeds": [
+            f"{name} ({seeds(row)})" for name, row in rows.items() if row is not None and len(row.outcomes) < SEEDS
+        ],
+        f"{stages.protocol.epochs} epochs, {NOT_RUN}": [
+            variant(*each) for each in IN_PROTOCOL if stages.protocol.row(*each) is None
+        ],
+        f"sweep, {NOT_RUN}": sweep,
+        f"speed, {NOT_MEASURED}": [] if stages.speed else ["the two forms of the network"],
+    }
+    return "\n".join(f"- {what}: {', '.join(names)}" for what, names in found.items() if names) or "Nothing."
