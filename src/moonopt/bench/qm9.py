@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from moonopt.bench.base import Benchmark, Splits, Tensors
 from moonopt.bench.data import qm9
@@ -92,7 +93,8 @@ class QM9(Benchmark):
     def losses(self, model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
         *given, wanted, _ = batch
         predicted = self._predicted(model, given)
-        return {task: (predicted[task] - wanted[:, number]).square().mean() for number, task in enumerate(self.tasks)}
+        columns = wanted.unbind(1)
+        return {task: functional.mse_loss(predicted[task], each) for task, each in zip(self.tasks, columns, strict=True)}
 
     def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         total, errors = 0, []

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from moonopt.balance import LS, Balanced
 from moonopt.bench.data.qm9_molecules import ELEMENTS, TARGETS, node_features
@@ -127,7 +128,7 @@ def _of_graphs(model: PyGNet, prepared: Graphs) -> dict[str, Tensor]:
 
 
 def _losses(predicted: dict[str, Tensor], wanted: Tensor) -> list[Tensor]:
-    return [(each.float() - wanted[:, place]).square().mean() for place, each in enumerate(predicted.values())]
+    return [functional.mse_loss(each.float(), column) for each, column in zip(predicted.values(), wanted.unbind(1), strict=True)]
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from moonopt.bench.models.mpnn_molecules import ATOM_FEATURES, EDGE_FEATURES, MoleculeBatch
-from moonopt.tasks.kernels import PLAIN
 
 
 class MPNN(nn.Module):
@@ -64,7 +63,7 @@ class MPNN(nn.Module):
         x = self.embedding(molecules.atoms).relu()
         edges = self.conv.edges(molecules)
         for _ in range(self.rounds):
-            x = PLAIN.gru_cell(self.conv(x, edges).relu(), x, *_weights(self.gru))
+            x = self.gru(self.conv(x, edges).relu().flatten(0, 1), x.flatten(0, 1)).view_as(x)
         return self.set2set(x, molecules.mask)  # type: ignore[no-any-return]
 
     def predictions(self, readout: Tensor) -> dict[str, Tensor]:
@@ -133,15 +132,10 @@ class Set2Set(nn.Module):
         question = cell = x.new_zeros(len(x), x.shape[2])
         both = x.new_zeros(len(x), 2 * x.shape[2])
         for _ in range(self.steps):
-            question, cell = PLAIN.lstm_cell(both, (question, cell), *_weights(self.lstm))
+            question, cell = self.lstm(both, (question, cell))
             scores = (x @ question.unsqueeze(2)).squeeze(2)
             lowest = torch.finfo(scores.dtype).min  # not -inf: the softmax over none but these would not be a number
             attention = scores.masked_fill(~mask, lowest).softmax(1) * mask
             answer = (attention.unsqueeze(1) @ x).squeeze(1)
             both = torch.cat([question, answer], 1)
         return both
-
-
-def _weights(cell: nn.GRUCell | nn.LSTMCell) -> tuple[Tensor, ...]:
-    """For the elementary operations that stand in for the cell's own kernel, which has no forward-mode derivative."""
-    return cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
