@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The MultiMNIST study of docs/multimnist.md. What is done is skipped: run it again to go on. It wants MNIST in $MOONOPT_DATA.
 #   studies/multimnist.sh STAGE     (by default DEVICE=cuda, JOBS=15, the cells at once, and RUNS=runs)
-# Stages: tune, main, tune-components, components, ablations, beyond, exact, efficiency; the last wants the GPU to itself.
+# Stages: tune, main, tune-own, own, tune-components, components, ablations, beyond, exact, efficiency; the last wants the GPU to
+# itself.
 set -u
 DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-15} RUNS=${RUNS:-runs}
 export OMP_NUM_THREADS=1
@@ -22,7 +23,7 @@ lane() {
 }
 with_muon() { lane "$@" --tuned "$RUNS/tuned-muon.json"; }
 
-case ${1:?tune, main, tune-components, components, ablations, beyond, exact or efficiency} in
+case ${1:?tune, main, tune-own, own, tune-components, components, ablations, beyond, exact or efficiency} in
 tune)
     tune --methods $MUON --grid optimizer.lr=2.5e-3,5e-3,1e-2,2e-2 --file "$RUNS/tuned-muon.json" &
     tune --methods $ADAM --grid optimizer.lr=2.5e-4,5e-4,1e-3,2e-3 --file "$RUNS/tuned-adam.json" &
@@ -31,9 +32,21 @@ main)
     compare --jobs "$half" --methods $MUON --tuned "$RUNS/tuned-muon.json" &
     compare --jobs "$half" --methods $ADAM --tuned "$RUNS/tuned-adam.json" &
     ;;
+tune-own) # at the rates that tune has found, the methods' own parameters; two more rates of those that have none
+    rates=()
+    for name in ls si rlw pcgrad imtl-g graddrop; do rates+=(--grid $name/optimizer.lr=7e-4,1e-3,1.4e-3); done
+    tune --methods moon,muon,$ALL --file "$RUNS/tuned-own.json" --grid moon/optimizer.beta=1e-4,1e-3,1e-2 \
+        --grid muon/optimizer.lr=3.5e-3,5e-3,7e-3 "${rates[@]}" \
+        --grid famo/balancer.gamma=1e-4,1e-3,1e-2 --grid mgda/balancer.normalisation=none,l2,loss+ \
+        --grid cagrad/balancer.c=0.2,0.4,0.8 --grid nash-mtl/balancer.max_norm=0.5,1,2 --grid uw/balancer.lr=2.5e-3,2.5e-2,2.5e-1 \
+        --grid dwa/balancer.temperature=1,2,4 --grid gradnorm/balancer.alpha=0.5,1.5,3
+    ;;
+own)
+    compare --jobs "$JOBS" --methods moon,muon,$ALL --tuned "$RUNS/tuned-own.json"
+    ;;
 tune-components) # of MOON, without one of which its rates may be others
-    tune --methods moon --grid optimizer.lr=2.5e-3,5e-3,1e-2,2e-2 --set optimizer.momentum=0 --file "$RUNS/tuned-no-momentum.json" &
-    tune --methods moon --grid optimizer.lr=3e-2,6e-2,1.2e-1,2.4e-1 --set optimizer.schedule=none --file "$RUNS/tuned-euclidean.json" &
+    tune --methods moon --grid optimizer.lr=1e-2,2e-2,4e-2,8e-2 --set optimizer.momentum=0 --file "$RUNS/tuned-no-momentum.json" &
+    tune --methods moon --grid optimizer.lr=7.5e-3,1.5e-2,3e-2,6e-2 --set optimizer.schedule=none --file "$RUNS/tuned-euclidean.json" &
     ;;
 components)
     lane moon --set optimizer.momentum=0 --tuned "$RUNS/tuned-no-momentum.json"
@@ -60,6 +73,9 @@ efficiency) # one after another; in six epochs, since in four FAMO hardly gets t
     alone() { moonopt compare multimnist --out "$RUNS/alone" --jobs 1 --seeds 1 --set train.epochs=6 "$@"; }
     alone --methods moon,muon --tuned "$RUNS/tuned-muon.json"
     alone --methods famo,mgda,ls --tuned "$RUNS/tuned-adam.json"
+    for setting in schedule=muon steps=3 steps=8 delta=forward_mode delta=double_backward delta=per_task; do
+        alone --methods moon --tuned "$RUNS/tuned-muon.json" --set optimizer.$setting
+    done
     ;;
 exact) # one epoch, which takes minutes: 10 to 40 singular value decompositions per matrix and step
     for setting in dual=exact beta=1e-4 beta=1; do

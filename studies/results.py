@@ -25,8 +25,8 @@ class Results:
     study: Study
     tuning: Mapping[str, Tuning]
 
-    #: What the tuning files of a name are for: a method with these changes.
-    tuned_apart: ClassVar[Mapping[str, Changes]] = {}
+    #: What the tuning files of a name are for: a method with these changes, or what is no part of the main table (None).
+    tuned_apart: ClassVar[Mapping[str, Changes | None]] = {}
     #: Settings that are no change, whatever they are.
     given: ClassVar[Sequence[str]] = ()
 

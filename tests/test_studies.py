@@ -16,6 +16,7 @@ from moonopt.errors import UserError
 from moonopt.runs.cell import make_cell
 from moonopt.runs.report.statistics import Comparison
 from moonopt.runs.settings import parse
+from moonopt.runs.tune import read_grids
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("scipy")
@@ -25,7 +26,9 @@ RESULTS = ROOT / "results" / "multimnist"
 PAGE = ROOT / "docs" / "multimnist.md"
 STUDIES = ("multimnist", "qm9")
 SCRIPTS = {
-    "multimnist": ("tune", "main", "tune-components", "components", "ablations", "beyond", "efficiency"),
+    "multimnist": (
+        *("tune", "main", "tune-own", "own", "tune-components", "components", "ablations", "beyond", "exact", "efficiency"),
+    ),
     "qm9": ("tune", "budget", "beta", "protocol"),
 }
 
@@ -170,6 +173,11 @@ def fake_python(tmp_path):
     return make
 
 
+def of(options, key):
+    """The values that an option has in a command."""
+    return [value for option, value in options if option == key]
+
+
 @pytest.mark.parametrize(("name", "stage"), [(name, stage) for name, stages in SCRIPTS.items() for stage in stages])
 def test_a_stage_of_a_script_sets_nothing_that_is_refused_and_no_run_twice(name, stage, fake_python):
     script = ROOT / "studies" / f"{name}.sh"
@@ -178,9 +186,13 @@ def test_a_stage_of_a_script_sets_nothing_that_is_refused_and_no_run_twice(name,
     runs = []
     for words in map(str.split, done.stdout.splitlines()):
         options = list(pairwise(words))
-        given = dict(parse(value) for option, value in options if option == "--set")
-        folder, methods = (next(value for option, value in options if option == key) for key in ("--out", "--methods"))
-        runs += [(folder, make_cell(name, method, 0, [("--set", given)]).label) for method in methods.split(",")]
+        given, grids = dict(map(parse, of(options, "--set"))), of(options, "--grid")
+        (folder,), (names,) = of(options, "--out"), of(options, "--methods")
+        methods = names.split(",")
+        runs += [(folder, make_cell(name, method, 0, [("--set", given)]).label) for method in methods]
+        for method, grid in read_grids(grids, methods).items() if grids else ():
+            for key, tried in grid.items():
+                assert all(make_cell(name, method, 0, [("--set", {**given, key: value})]) for value in tried)
     assert runs
     assert len(set(runs)) == len(runs)
 
@@ -209,8 +221,10 @@ def test_the_script_of_qm9_takes_rates_where_they_were_tuned_and_can_be_restrict
 def test_the_report_reads_the_folder_in_spite_of_its_tuning_files(tmp_path, monkeypatch):
     pytest.importorskip("jinja2")
     cli = pytest.importorskip("moonopt.cli")  # which needs typer
-    monkeypatch.setattr(sys, "argv", ["moonopt", "report", str(RESULTS), "--out", str(tmp_path / "report")])
+    for name in ("moon.json", "famo.json", "tuned-adam.json"):
+        shutil.copy(RESULTS / name, tmp_path)
+    monkeypatch.setattr(sys, "argv", ["moonopt", "report", str(tmp_path), "--out", str(tmp_path / "report")])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert not ended.value.code
-    assert "famo+muon" in (tmp_path / "report" / "index.html").read_text()
+    assert "famo" in (tmp_path / "report" / "index.html").read_text()

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from moonopt.bench.paper import MULTIMNIST_BETA, MULTIMNIST_GAMMA
 from moonopt.runs.report.reading import read_runs
 from moonopt.runs.report.study import Row, Study, studies
+from studies.entries import variant
 from studies.multimnist.curves import with_curves
 from studies.results import Changes, Results, read_tuning, setting
 
@@ -24,6 +25,9 @@ COMPONENTS: Mapping[str, tuple[str, Changes]] = {
     "no-momentum": ("without-momentum", {"optimizer.momentum": 0}),
 }
 
+#: The tuning file of the methods' own parameters.
+OWN = "own"
+
 GAMMAS = tuple(sorted(MULTIMNIST_GAMMA))
 BETAS = tuple(sorted({*MULTIMNIST_BETA, 1e-2, 1e-1, 1.0, 10.0}))
 
@@ -32,13 +36,17 @@ BETAS = tuple(sorted({*MULTIMNIST_BETA, 1e-2, 1e-1, 1.0, 10.0}))
 class MultiMNIST(Results):
     """The study, with metrics of the curves beside the accuracies.
 
-    ``alone`` are runs that had the GPU to themselves, by method; ``exact`` those of one epoch with the exact dual and without.
+    ``alone`` are runs that had the GPU to themselves, by name; ``exact`` those of one epoch with the exact dual and without.
     """
 
     alone: Mapping[str, Row] = field(default_factory=dict)
     exact: Sequence[Row] = ()
 
-    tuned_apart: ClassVar = {name: changes for name, (_, changes) in COMPONENTS.items()}
+    tuned_apart: ClassVar = {OWN: None, **{name: changes for name, (_, changes) in COMPONENTS.items()}}
+
+    def name(self, row: Row) -> str:
+        """The method, and what of its settings is not as in the main table, but for those of the training loop."""
+        return variant(row.method, {key: value for key, value in self.changes(row).items() if not key.startswith("train.")})
 
     def moon_with(self, key: str, value: Any) -> Row | None:
         """MOON with one setting changed, or as it is where that is its value."""
@@ -50,7 +58,8 @@ def read(folder: Path) -> MultiMNIST:
     """The runs and tuning files of a folder, and the exports beside it whose names go on with "-alone" and "-exact"."""
     beside = {name: folder.with_name(f"{folder.name}-{name}") for name in ("alone", "exact")}
     alone, exact = (_study(path).rows if path.is_dir() else [] for path in beside.values())
-    return MultiMNIST(_study(folder), read_tuning(folder), {row.method: row for row in alone}, exact)
+    results = MultiMNIST(_study(folder), read_tuning(folder), exact=exact)
+    return replace(results, alone={results.name(row): row for row in alone})
 
 
 def _study(folder: Path) -> Study:

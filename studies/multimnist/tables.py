@@ -4,12 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 from moonopt.bench.paper import MULTIMNIST, MULTIMNIST_BETA, MULTIMNIST_COMPONENTS, MULTIMNIST_GAMMA
+from moonopt.runs.cell import word
 from moonopt.runs.report.study import Row
 from studies.entries import NOT_MEASURED, NOT_RUN, difference, entry, markdown, minus, rate, seeds, variant
 from studies.multimnist.claims import claims, claims_table, tests_table
-from studies.multimnist.curves import STEPS, cosines, left_weights, mean, mean_loss
+from studies.multimnist.curves import STEP_TIME, STEPS, cosines, left_weights, mean, mean_loss
 from studies.multimnist.efficiency import by_steps, by_time, losses_by_epoch, target
-from studies.multimnist.results import ADDED, AVERAGE, BETAS, COMPONENTS, DRAWN, GAMMAS, METRICS, PAPERS, MultiMNIST
+from studies.multimnist.results import ADDED, AVERAGE, BETAS, COMPONENTS, DRAWN, GAMMAS, METRICS, OWN, PAPERS, MultiMNIST
 from studies.results import BETA, GAMMA, RATE, SEEDS, Changes, Tuning, Variant, setting
 from studies.tuning import by_rate, scores
 
@@ -30,7 +31,8 @@ def tables(results: MultiMNIST) -> dict[str, str]:
         "against-muon": _against_muon(results),
         "claims": claims_table(results, stated),
         "tests": tests_table(results, stated),
-        "tuning": "\n\n".join(_tuning(name, found) for name, found in results.tuning.items()) or NOT_RUN,
+        "tuning": "\n\n".join(_tuning(name, found) for name, found in results.tuning.items() if name != OWN) or NOT_RUN,
+        "own": _own(results),
         "gamma": _ablation(results, GAMMA, GAMMAS, MULTIMNIST_GAMMA),
         "beta": _ablation(results, BETA, BETAS, MULTIMNIST_BETA),
         "components": _accuracies({"moon": results.row("moon"), **components}, MULTIMNIST_COMPONENTS.rows),
@@ -56,6 +58,7 @@ def _missing(results: MultiMNIST) -> str:
         f"components, {NOT_RUN}": [name for name, (_, changes) in COMPONENTS.items() if results.row("moon", changes) is None],
         f"times alone on the GPU, {NOT_MEASURED}": [name for name in DRAWN if name not in results.alone],
         f"the exact dual, {NOT_RUN}": [] if results.exact else ["moon"],
+        f"own parameters, {NOT_RUN}": [] if OWN in results.tuning else ["all methods"],
     }
     return "\n".join(f"- {what}: {', '.join(names)}" for what, names in found.items() if names) or "Nothing."
 
@@ -96,6 +99,29 @@ def _tuning(name: str, tuning: Tuning) -> str:
     """Validation accuracies; what is judged is minus the accuracy."""
     notes = " ".join(tuning["notes"]) or "No choice is at the edge of its grid."
     return f"`tuned-{name}.json`. {notes}\n\n" + by_rate(scores(tuning, lambda score: f"{-score:.2f}"))
+
+
+def _own(results: MultiMNIST) -> str:
+    """Validation accuracies by value, and the test accuracy of what was chosen beside that of the main table."""
+    tuning = results.tuning.get(OWN)
+    if tuning is None:
+        return f"{NOT_RUN.capitalize()}."
+    lines = []
+    for method, grid in tuning["grids"].items():
+        ((key, _),) = grid.items()
+        trials = [trial for trial in tuning["trials"] if trial["method"] == method]
+        tried = ", ".join(f"{word(trial['settings'][key])}: {-trial['score']:.2f}" for trial in trials)
+        best = tuning["chosen"][method]
+        chosen = next((row for row in results.study.rows if row.method == method and _has(results, row, best)), None)
+        found = [entry(row, AVERAGE) for row in (results.row(method), chosen)]
+        lines.append([method, key.rpartition(".")[2], tried, word(best[key]), *found])
+    return markdown(["", "parameter", "validation accuracy by value", "chosen", "main table", "chosen"], lines)
+
+
+def _has(results: MultiMNIST, row: Row, settings: Changes) -> bool:
+    """Whether a row is that of the main table, but for these settings."""
+    same = all(setting(row, key) == value for key, value in settings.items())
+    return same and set(results.changes(row)) <= set(settings)
 
 
 def _ablation(results: MultiMNIST, key: str, values: Sequence[float], paper: Mapping[float, float]) -> str:
@@ -144,20 +170,22 @@ def _beyond(results: MultiMNIST) -> str:
     elsewhere += [changes for _, changes in COMPONENTS.values()]
     lines = []
     for row in results.study.rows:
-        if (changes := results.changes(row)) not in elsewhere and not _of_data(changes):
+        changes = results.changes(row)
+        if changes not in elsewhere and not _of_data(changes) and not any(key.startswith("balancer.") for key in changes):
             accuracies = [entry(row, metric) for metric in METRICS]
-            lines.append([variant(row.method, changes), *accuracies, entry(row, STEPS, 0), seeds(row)])
-    return markdown(["", "left", "right", "average", STEPS, "seeds"], lines) if lines else f"{NOT_RUN.capitalize()}."
+            time = entry(results.alone.get(results.name(row)), STEP_TIME).replace(NOT_RUN, "")
+            lines.append([results.name(row), *accuracies, entry(row, STEPS, 0), time, seeds(row)])
+    heading = ["", "left", "right", "average", STEPS, "ms a step, alone", "seeds"]
+    return markdown(heading, lines) if lines else f"{NOT_RUN.capitalize()}."
 
 
 def _exact(results: MultiMNIST) -> str:
     """Loss and accuracy after one epoch, and how far the weight of the left task went."""
     lines = []
     for row in results.exact:
-        changes = {key: value for key, value in results.changes(row).items() if not key.startswith("train.")}
         weights = [value for outcome in row.outcomes for value in left_weights(outcome)[1] or [0.5]]
         loss = mean([mean_loss(outcome.train[-1]) for outcome in row.outcomes])
         spread = [f"{end(weights):.3f}" for end in (min, max)]
-        lines.append([variant(row.method, changes), f"{loss:.3f}", entry(row, AVERAGE), *spread, seeds(row)])
+        lines.append([results.name(row), f"{loss:.3f}", entry(row, AVERAGE), *spread, seeds(row)])
     heading = ["", "training loss", "average accuracy", "weight: smallest", "largest", "seeds"]
     return markdown(heading, lines) if lines else f"{NOT_RUN.capitalize()}."
