@@ -195,14 +195,16 @@ def test_attributes_are_learnt_from_600_faces(made_up):
     assert len(beaten) >= 8
 
 
-@pytest.mark.parametrize("method", ["moon", "famo", "mgda"])
-def test_a_short_run_in_which_the_mean_loss_falls(method, made_up, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "method"), [(CelebaCNN, "moon"), (CelebaCNN, "famo"), (CelebaCNN, "mgda"), (CelebaViT, "moon"), (CelebaViT, "ls")]
+)
+def test_a_short_run_in_which_the_mean_loss_falls(kind, method, made_up, tmp_path, monkeypatch):
     runs = tmp_path / "runs"
     short = {"train.epochs": 1, "train.batch_size": 32, "train.steps_per_epoch": 9, "train.log_every": 3}
-    settings = TINY | short | {"model.width": 4, "optimizer.lr": 0.01}
+    settings = SMALL[kind] | short | {"optimizer.lr": 0.01}
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     place = ["--data", str(made_up), "--out", str(runs)]
-    monkeypatch.setattr(sys, "argv", ["moonopt", "run", LOCATION.format("CelebaCNN"), "--method", method, *place, *words])
+    monkeypatch.setattr(sys, "argv", ["moonopt", "run", LOCATION.format(kind.__name__), "--method", method, *place, *words])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert not ended.value.code

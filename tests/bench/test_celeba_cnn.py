@@ -36,6 +36,15 @@ def test_it_sees_an_eighth_of_the_image_before_the_mean(whole):
     assert all(logits.shape == (2, 1) for logits in whole(images).values())
 
 
+@pytest.mark.parametrize("size", [8, 9, 30, 63])
+def test_images_that_the_pools_do_not_divide_lose_their_last_pixels(size):
+    model = FaceCNN(["a"], width=2).eval()
+    images = torch.rand(2, 3, size, size)
+    seen = model.convolutions(images)
+    assert seen.shape == (2, 16, size // 8, size // 8)
+    assert model(images)["a"].isfinite().all()
+
+
 def test_every_head_belongs_to_its_task_alone():
     model = FaceCNN(["a", "b", "c"], width=2)
     outputs = model(torch.rand(4, 3, 16, 16))

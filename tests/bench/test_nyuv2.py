@@ -13,7 +13,7 @@ from moonopt import cli
 from moonopt.bench import paper
 from moonopt.bench.cityscapes import CityScapes
 from moonopt.bench.metrics import delta_m
-from moonopt.bench.nyuv2 import NYUv2
+from moonopt.bench.nyuv2 import NYUv2, NYUv2Small
 from moonopt.bench.registry import find
 from moonopt.errors import UserError
 from moonopt.methods import known_settings
@@ -146,7 +146,8 @@ def test_metrics_of_the_protocol_depend_on_its_batch_and_those_of_the_whole_do_n
     ("settings", "text"),
     [
         ({"data.metrics": "wholly"}, "Did you mean 'whole'"),
-        ({"data.metrics_batch": 0}, r"data\.metrics_batch must be at least 1, found 0"),
+        ({"data.metrics_batch": 0}, r"data\.metrics_batch must divide 64, found 0"),
+        ({"data.metrics_batch": 3}, r"data\.metrics_batch must divide 64, found 3"),
         ({"data.valid_scenes": COUNT}, r"data\.valid_scenes must be from 0 to 7"),
         ({"data.valid_scenes": -1}, r"data\.valid_scenes must be from 0 to 7"),
     ],
@@ -240,10 +241,23 @@ def test_a_run_with_the_same_seed_is_the_same(folder, tmp_path, monkeypatch):
     assert first[1]["metrics"] == again[1]["metrics"]
 
 
+def test_our_own_protocol_claims_nothing_published_and_has_the_same_scale(folder):
+    assert NYUv2Small.published is None
+    with pytest.raises(UserError, match="NYU-v2 at 96 x 128's: it has 8 samples, expected 795"):
+        NYUv2Small({"data.folder": "nyuv2"}).verify(folder)
+    assert NYUv2Small.reference == NYUv2.published.rows["stl"]
+    settings = {"data.folder": "nyuv2", "data.valid_scenes": 2}
+    splits = NYUv2Small(settings).load(folder, 0)
+    assert (len(splits.train), len(splits.valid), len(splits.test)) == (6, 2, 4)
+    ours, theirs = (evaluated(each, folder, 4, **settings, **{"data.metrics": "whole"}) for each in (NYUv2Small, NYUv2))
+    assert ours == theirs
+
+
 def test_the_real_scenes_of_96_by_128_pixels_are_read():
     place = os.environ.get("MOONOPT_DATA")
     if place is None or NYUv2({"data.folder": "nyuv2_96x128_tree"}).missing(Path(place)) is not None:
         pytest.skip("needs nyuv2_96x128_tree, unpacked from nyuv2_96x128, in $MOONOPT_DATA")
+    NYUv2Small().verify(Path(place))
     splits = NYUv2({"data.folder": "nyuv2_96x128_tree"}).load(Path(place), 0)
     image, label, depth, normal = splits.train.tensors
     assert (image.shape[1:], image.dtype) == ((3, 96, 128), torch.uint8)

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from moonopt.bench.data import scenes
+from moonopt.bench.data import scenes, scenes_sheet
 from moonopt.bench.data.scenes import CITYSCAPES, NYUV2
 from moonopt.bench.data.scenes_made_up import CEILING, FLOOR, SKY, made_scene, make_scenes, room_world
 from moonopt.bench.data.scenes_rays import World, look, rays
@@ -132,3 +133,29 @@ def test_files_that_are_there_are_left_alone(tmp_path):
     (tmp_path / "train").mkdir()
     with pytest.raises(UserError, match="has files already"):
         make_scenes(tmp_path, NYUV2, 1, 0, (32, 64))
+
+
+@pytest.mark.parametrize(("layout", "kinds"), [(NYUV2, 4), (CITYSCAPES, 3)])
+def test_the_sheet_shows_the_scenes_that_are_made(layout, kinds, tmp_path):
+    height, width = 32, 64
+    make_scenes(tmp_path / "tree", layout, 2, 3, (height, width))
+    scenes_sheet.sheet(tmp_path / "sheet.png", layout, (height, width), count=2, seed=3)
+    with Image.open(tmp_path / "sheet.png") as picture:
+        pixels = np.array(picture)
+    step = height + scenes_sheet.GAP, width + scenes_sheet.GAP
+    assert pixels.shape == (kinds * step[0], 2 * step[1], 3)
+    for number in range(2):
+        column = pixels[:, number * step[1] : number * step[1] + width]
+        parts = [column[kind * step[0] : kind * step[0] + height] for kind in range(kinds)]
+        files = [np.load(folder / f"{number}.npy") for folder in layout.folders(tmp_path / "tree" / "train").values()]
+        assert np.array_equal(parts[0], np.rint(255 * files[0]))
+        pairs = {(label, tuple(colour)) for label, colour in zip(files[1].flat, parts[1].reshape(-1, 3).tolist(), strict=True)}
+        assert len(pairs) == len({label for label, _ in pairs}) == len({colour for _, colour in pairs})
+        shades, depth = parts[2][..., 0].astype(int).ravel(), files[2].ravel()
+        assert (shades[depth == 0] == 0).all()
+        order = np.argsort(depth, kind="stable")
+        assert (np.diff(shades[order]) >= 0).all()  # the more, the brighter
+        if kinds == 4:
+            known = np.abs(files[3]).sum(2) > 0
+            assert np.abs(parts[3][known] / 127.5 - 1 - files[3][known]).max() < 0.01
+            assert not parts[3][~known].any()

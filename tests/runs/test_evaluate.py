@@ -9,7 +9,7 @@ import torch
 from small_runs import TINY, bits
 
 from moonopt.bench import Tensors, find
-from moonopt.runs.evaluate import BATCH, cosines_of, metrics_of, to_device
+from moonopt.runs.evaluate import cosines_of, metrics_of, to_device
 
 CPU = torch.device("cpu")
 
@@ -38,9 +38,18 @@ def test_looking_changes_nothing_of_the_model(bench, tmp_path):
 
 
 def test_metrics_are_over_all_examples_however_many(bench):
-    x, y = torch.randn(2 * BATCH + 7, 5), torch.randn(2 * BATCH + 7, 3)
+    fetched = []
+
+    class Watched(Tensors):
+        def batch(self, indices, generator):
+            fetched.append(len(indices))
+            return super().batch(indices, generator)
+
+    most = bench.evaluation_batch
+    x, y = torch.randn(2 * most + 7, 5), torch.randn(2 * most + 7, 3)
     model = bench.model()
-    found = metrics_of(bench, model, Tensors(x, y), CPU)
+    found = metrics_of(bench, model, Watched(x, y), CPU)
+    assert fetched == [most, most, 7]
     with torch.no_grad():
         expected = (torch.stack(model.eval()(x), 1) - y).square().mean(0)
     assert [found[name] for name in bench.tasks] == pytest.approx(expected.tolist(), rel=1e-5)

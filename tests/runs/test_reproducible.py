@@ -10,7 +10,6 @@ from moonopt.runs.reproducible import (
     deterministic,
     epoch_order,
     generator_of,
-    multiplying,
     random_state,
     restore_random_state,
 )
@@ -85,11 +84,3 @@ def test_an_epoch_has_as_many_full_batches_as_asked_for(length, size, batches, s
     order = epoch_order(length, size, batches, seed=0, epoch=0)
     assert [batch.numel() for batch in order] == sizes
     assert all(len(set(batch.tolist())) == len(batch) for batch in order)
-
-
-@pytest.mark.parametrize(("tf32", "precision"), [(False, "highest"), (True, "high")])
-def test_how_float32_is_multiplied_is_as_before_afterwards(tf32, precision):
-    before = torch.get_float32_matmul_precision()
-    with multiplying(tf32):
-        assert torch.get_float32_matmul_precision() == precision
-    assert torch.get_float32_matmul_precision() == before

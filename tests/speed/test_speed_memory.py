@@ -20,7 +20,3 @@ def test_without_a_gpu_it_says_so(capsys):
     with pytest.raises(SystemExit):
         memory.main(["--json"])
     assert "measured on a GPU, and there is none" in capsys.readouterr().err
-
-
-def test_the_net_has_the_size_of_celebas():
-    assert sum(p.numel() for p in memory.Net().parameters()) == 5_197_160

@@ -128,6 +128,8 @@ class Benchmark(ABC):
         published: the paper's table.
         data_note: where its data come from, in a sentence.
         capturable: whether a step may become a CUDA graph; not where shapes differ from batch to batch.
+        tests_at_end: whether test data are looked at once, with the parameters that were selected, and not while training.
+        evaluation_batch: how many examples an evaluation fetches at a time; metrics must not depend on it but for rounding.
     """
 
     name: ClassVar[str]
@@ -140,6 +142,8 @@ class Benchmark(ABC):
     published: ClassVar[Published | None] = None
     data_note: ClassVar[str] = "made on the fly"
     capturable: ClassVar[bool] = True
+    tests_at_end: ClassVar[bool] = False
+    evaluation_batch: ClassVar[int] = 512
 
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
         self.settings = self.all_defaults() | dict(settings or {})
@@ -176,6 +180,13 @@ class Benchmark(ABC):
         For what depends on the model as it is, such as samples drawn from it. Randomness must come from the generator alone.
         """
         return batch
+
+    def check(self, method: str) -> None:  # noqa: B027 - most take every method
+        """Raise ``UserError`` where a method has no meaning with these settings; called before anything is loaded."""
+
+    def measured(self) -> dict[str, float]:
+        """What ``prepare`` has seen since it was asked last, for a line of ``metrics.jsonl``."""
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
         """What ``prepare`` has learned, for a checkpoint: tensors, numbers and words."""

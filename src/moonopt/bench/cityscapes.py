@@ -19,4 +19,5 @@ class CityScapes(SceneBenchmark):
     defaults: ClassVar = {**SETTINGS, "data.folder": "cityscapes", "data.metrics_batch": 8, "train.batch_size": 8}
     tuned: ClassVar = {**TUNED, "famo": {**TUNED["famo"], "balancer.gamma": 0.01}}  # FAMO's own, for these data alone
     published = CITYSCAPES
+    reference = CITYSCAPES.rows["stl"]
     data_note = "npy files of MTAN's archive, or small ones by `moonopt data make cityscapes`"

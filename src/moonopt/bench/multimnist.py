@@ -62,8 +62,8 @@ class MultiMNIST(TwoDigits):
     }
     tuning = (
         "Best validation accuracy with seed 10 out of four rates (results/multimnist/tuned-*.json): 1e-3 for all balancers "
-        "with Adam, 1e-2 for moon and mgda+muon; of the others with Muon, which have 1e-2 as well, nine were a little better with "
-        "5e-3, two with 2e-2 and one with 2.5e-3, by 0.3 points or less. The rate of the vectors, 3e-3, is not tuned."
+        "with Adam, 1e-2 for moon and mgda+muon; of the others with Muon, which have 1e-2 as well, nine were a little better "
+        "with 5e-3, two with 2e-2 and one with 2.5e-3, by 0.3 points or less. The rate of the vectors, 3e-3, is not tuned."
     )
     published = MULTIMNIST
     data_note = "MNIST, 11 MB: moonopt data fetch mnist"

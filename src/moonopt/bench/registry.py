@@ -17,6 +17,7 @@ BENCHMARKS: dict[str, str] = {
     "multimnist": "moonopt.bench.multimnist:MultiMNIST",
     "qm9": "moonopt.bench.qm9:QM9",
     "nyuv2": "moonopt.bench.nyuv2:NYUv2",
+    "nyuv2-small": "moonopt.bench.nyuv2:NYUv2Small",
     "cityscapes": "moonopt.bench.cityscapes:CityScapes",
     "celeba-cnn": "moonopt.bench.celeba:CelebaCNN",
     "celeba-vit": "moonopt.bench.celeba:CelebaViT",

@@ -72,6 +72,8 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 
+MEASUREMENTS = ("polar", "step", "tasks", "balance", "molecules", "faces", "loading", "memory")
+
 
 def main() -> None:
     """The command line; what a user can mend is one sentence and exit code 2, with a traceback if $MOONOPT_DEBUG is set."""
@@ -276,12 +278,12 @@ def inspect(
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def speed(
-    context: typer.Context, what: Annotated[str, typer.Argument(help="polar, step, tasks, balance, molecules or memory.")]
+    context: typer.Context,
+    what: Annotated[str, typer.Argument(help=", ".join(MEASUREMENTS) + ".")],
 ) -> None:
-    """Measure against peers: speed polar|step|tasks|balance|molecules|memory [--json] [--rounds N] [--device D]."""
-    measurements = ("polar", "step", "tasks", "balance", "molecules", "memory")
-    if what not in measurements:
-        raise UserError(unknown_name(what, measurements, "measurement"))
+    """Measure times and memory, most of them against peers: speed WHAT [--json] [--rounds N] [--device D], and --help."""
+    if what not in MEASUREMENTS:
+        raise UserError(unknown_name(what, MEASUREMENTS, "measurement"))
     sys.argv = [f"moonopt speed {what}", *context.args]
     import_object(f"moonopt.speed.{what}:main", "measurement")()
 

@@ -14,9 +14,6 @@ from moonopt.tasks.kernels import plain_kernels
 from moonopt.tasks.losses import read_losses
 from moonopt.tasks.modes import eval_mode
 
-#: Examples at a time; metrics do not depend on it, but for rounding.
-BATCH = 512
-
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """Every tensor of a batch on a device, in the same structure."""
@@ -32,7 +29,7 @@ def to_device(batch: Any, device: torch.device) -> Any:
 def metrics_of(bench: Benchmark, model: nn.Module, data: Data, device: torch.device) -> dict[str, float]:
     """Every metric over all examples."""
     with eval_mode(model):
-        found = bench.evaluate(model, _all_batches(data, device))
+        found = bench.evaluate(model, _all_batches(data, bench.evaluation_batch, device))
     return {metric.name: float(found[metric.name]) for metric in bench.metrics}
 
 
@@ -54,6 +51,6 @@ def cosines_of(bench: Benchmark, model: nn.Module, batch: Any) -> list[list[floa
     return every.tolist()
 
 
-def _all_batches(data: Data, device: torch.device) -> Iterator[Any]:
-    for number, indices in enumerate(torch.split(torch.arange(len(data)), BATCH)):
+def _all_batches(data: Data, size: int, device: torch.device) -> Iterator[Any]:
+    for number, indices in enumerate(torch.split(torch.arange(len(data)), size)):
         yield to_device(data.batch(indices, generator_of("evaluation", number)), device)

@@ -39,17 +39,6 @@ def deterministic(seed: int, algorithms: bool = True, threads: int | None = None
         torch.set_num_threads(threads_before)
 
 
-@contextlib.contextmanager
-def multiplying(tf32: bool) -> Iterator[None]:
-    """Products of float32 matrices in full precision, or in TensorFloat-32 (10 bits instead of 23) where a GPU has it."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 def random_state() -> dict[str, Any]:
     """Of every generator, in a form that ``torch.load(weights_only=True)`` reads."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": list(random.getstate())}

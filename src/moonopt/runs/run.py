@@ -9,9 +9,10 @@ from moonopt.errors import UserError, one_sentence
 from moonopt.runs import checkpoint
 from moonopt.runs.cell import Cell
 from moonopt.runs.interrupt import Stop
-from moonopt.runs.reproducible import deterministic, multiplying
+from moonopt.runs.reproducible import deterministic
 from moonopt.runs.store import ERROR, RunFolder, State, writing
 from moonopt.runs.train import InterruptedRun, Tell, Training
+from moonopt.tasks.modes import multiplying
 
 CHECKPOINT_SECONDS = 60.0
 

@@ -62,6 +62,7 @@ class Training:
         self.cell, settings = cell, cell.settings
         self.device = _device(cell.machine.device)
         self.bench = find(cell.benchmark)(settings)
+        self.bench.check(cell.method)
         missing = self.bench.missing(data_folder)
         if missing is not None:
             raise UserError(missing)
@@ -79,6 +80,10 @@ class Training:
         self.task = task_of(cell.method, settings)
         has_validation = self.splits.valid is not None
         self.select = Selection.read(settings["train.select"], has_validation)
+        if self.bench.tests_at_end and self.select.count > 1:
+            raise UserError(
+                f"{self.bench.name} tests once, at the end: train.select must be best or last, not a mean of several."
+            )
         self.steps_per_epoch = len(self._order(0))
         self.steps = settings["train.epochs"] * self.steps_per_epoch
         self.schedule = Schedule(self.method, settings["train.schedule"], self.steps, self.steps_per_epoch, has_validation)
@@ -140,7 +145,7 @@ class Training:
                 save()
                 saved = time.perf_counter()
                 meter.run()
-        result = self._result()
+        result = self._result(folder)
         write_json(folder.path / RESULT, result)
         return result
 
@@ -156,14 +161,18 @@ class Training:
 
     def task_losses(self, batch: Any) -> Losses:
         """The closure that methods call, perhaps twice."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.cell.machine.amp):
+        with self._autocast():
             return self.bench.losses(self.model, batch)
 
     def batch(self, order: list[Tensor], epoch: int, number: int) -> Any:
         """A batch of an epoch. It depends on the seed, the epoch and its number alone, so that a resumed run has the same."""
         generator = generator_of(self.cell.seed, epoch, number, "batch")
         batch = to_device(self.splits.train.batch(order[number], generator), self.device)
-        return self.bench.prepare(self.model, batch, generator)
+        with self._autocast():
+            return self.bench.prepare(self.model, batch, generator)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.cell.machine.amp)
 
     def state(self) -> dict[str, Any]:
         """Everything that a checkpoint holds."""
@@ -216,13 +225,14 @@ class Training:
             "lr": rate,
             "seconds": progress.cost.seconds,
             "memory_mb": progress.cost.peak_memory_mb,
+            **({"measured": _numbers(measured)} if (measured := self.bench.measured()) else {}),
         }
 
     def _evaluate(self, folder: RunFolder) -> dict[str, Any]:
         bench, splits, progress = self.bench, self.splits, self.progress
         before = random_state()
         valid = None if splits.valid is None else metrics_of(bench, self.model, splits.valid, self.device)
-        test = metrics_of(bench, self.model, splits.train if splits.test is None else splits.test, self.device)
+        test = {} if bench.tests_at_end else self._tested()
         conflict = None
         if self.cell.settings["train.conflict"]:
             learned = bench.state_dict()
@@ -244,9 +254,18 @@ class Training:
             "seconds": progress.cost.seconds,
         }
 
-    def _result(self) -> dict[str, Any]:
+    def _tested(self) -> dict[str, float]:
+        splits = self.splits
+        return metrics_of(self.bench, self.model, splits.train if splits.test is None else splits.test, self.device)
+
+    def _result(self, folder: RunFolder) -> dict[str, Any]:
         progress = self.progress
         reported = self.select.reported(progress.evaluations, self._score)
+        if self.bench.tests_at_end:
+            if self.select.kind == "best":
+                best = torch.load(folder.path / checkpoint.BEST, map_location=self.device, weights_only=True)
+                self.model.load_state_dict(best["model"])
+            reported["metrics"] = self._tested()
         return {
             "format": FORMAT,
             "tasks": list(self.bench.tasks),

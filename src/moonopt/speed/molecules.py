@@ -128,7 +128,8 @@ def _of_graphs(model: PyGNet, prepared: Graphs) -> dict[str, Tensor]:
 
 
 def _losses(predicted: dict[str, Tensor], wanted: Tensor) -> list[Tensor]:
-    return [functional.mse_loss(each.float(), column) for each, column in zip(predicted.values(), wanted.unbind(1), strict=True)]
+    pairs = zip(predicted.values(), wanted.unbind(1), strict=True)
+    return [functional.mse_loss(each.float(), column) for each, column in pairs]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from moonopt.tasks.capturing import draw_again, is_capturing
 from moonopt.tasks.kernels import KERNELS, has_dropout, plain_kernels
@@ -92,15 +92,24 @@ class _Buffers:
         self._places = [(owner, name, buffer) for owner in owners for name, buffer in owner._buffers.items()]
         # What is expanded from fewer numbers cannot be written to, by anybody.
         self._tensors = [b for _, _, b in self._places if b is not None and (b.numel() < 2 or 0 not in b.stride())]
-        self._contents = [buffer.clone() for buffer in self._tensors]
+        self._contents = [torch.empty_like(buffer) for buffer in self._tensors]
+        _copy(self._contents, self._tensors)
 
-    @torch.no_grad()
     def restore(self) -> None:
         for owner, name, buffer in self._places:
             if owner._buffers.get(name) is not buffer:
                 owner._buffers[name] = buffer
-        if self._tensors:
-            torch._foreach_copy_(self._tensors, self._contents)
+        _copy(self._tensors, self._contents)
+
+
+@torch.no_grad()
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """All of one kind at once: a list of several dtypes would be copied one by one."""
+    kinds: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        kinds.setdefault((target.device, target.dtype), []).append((target, source))
+    for pairs in kinds.values():
+        torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
 
 class _Flags:

@@ -5,7 +5,7 @@ A tree has folders ``train`` and ``val``, each with ``image``, ``label``, ``dept
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +51,7 @@ class Layout:
 
 
 NYUV2 = Layout("NYU-v2", 13, ("label",), True, {"train": 795, "val": 654}, (288, 384))
+NYUV2_SMALL = replace(NYUV2, title="NYU-v2 at 96 x 128", size=(96, 128))
 CITYSCAPES = Layout("CityScapes", 7, ("label_7", "label"), False, {"train": 2975, "val": 500}, (128, 256))
 
 

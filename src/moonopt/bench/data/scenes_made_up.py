@@ -86,12 +86,16 @@ def make_scenes(tree: Path, layout: Layout, count: int, seed: int, size: tuple[i
     for split, many in zip(SPLITS, (count, math.ceil(count / 2)), strict=True):
         folders = layout.folders(tree / split)
         for number in range(many):
-            # One number of 32 bits: torch's generator on the CPU takes no notice of more.
-            generator = torch.Generator().manual_seed(zlib.crc32(f"{seed} {split} {number}".encode()))
-            for kind, values in made_scene(layout, generator, size).items():
+            for kind, values in numbered_scene(layout, seed, split, number, size).items():
                 stream = io.BytesIO()
                 np.save(stream, values.float().numpy())
                 write_whole(folders[kind] / f"{number}.npy", stream.getvalue())
+
+
+def numbered_scene(layout: Layout, seed: int, split: str, number: int, size: tuple[int, int]) -> dict[str, Tensor]:
+    """One scene of a tree, as ``made_scene`` has it."""
+    # One number of 32 bits: torch's generator on the CPU takes no notice of more.
+    return made_scene(layout, torch.Generator().manual_seed(zlib.crc32(f"{seed} {split} {number}".encode())), size)
 
 
 def made_scene(layout: Layout, generator: torch.Generator, size: tuple[int, int]) -> dict[str, Tensor]:

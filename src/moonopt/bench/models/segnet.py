@@ -1,8 +1,8 @@
 """SegNet with a multi-task attention network (Liu, Johns and Davison, 2019), the model of NYU-v2 and CityScapes.
 
 A SegNet without any task in it, and for every task masks that choose among its features, stage by stage. All operations
-are deterministic on every device and have forward-mode derivatives: pooling keeps masks in place of indices, and the bilinear
-growth of a picture is two products with small matrices.
+are deterministic on every device and have forward-mode derivatives: pooling that is undone later keeps masks in place of
+indices, and the bilinear growth of a picture is two products with small matrices.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,6 +10,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from moonopt.errors import UserError
 
@@ -84,7 +85,7 @@ class SegNetMTAN(nn.Module):
             transition = self.encoder_transitions[number]
             for task, attention in self.encoder_attention.items():
                 seen = torch.cat([first, branches[task]], 1) if task in branches else first
-                branches[task], _ = pool(transition(_at(attention, number)(seen) * last))
+                branches[task] = functional.max_pool2d(transition(_at(attention, number)(seen) * last), 2)
         return branches
 
     def _decoded(self, branches: dict[str, Tensor], up: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:

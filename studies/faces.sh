@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Forty attributes of made-up faces, by a convolutional network and by a ViT (docs/scenes-and-faces.md). What is done is skipped: run it
+# again to go on.
+#   studies/faces.sh make | speed | tune | main
+# By default DEVICE=cuda, JOBS=6 (the cells at once), RUNS=runs, COUNT=6000 faces, BATCH=128, EPOCHS=8, TRIAL=2 (epochs of a trial), SEEDS=1,
+# PRECISION=--tf32 (or --amp), PRODUCTS=tf32 (or bfloat16, for the stage speed). MORE has settings: MORE="--set model.width=32". Faces are
+# made in $MOONOPT_DATA/celeba.
+set -u
+DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-6} RUNS=${RUNS:-runs} COUNT=${COUNT:-6000} BATCH=${BATCH:-128} EPOCHS=${EPOCHS:-8} TRIAL=${TRIAL:-2}
+SEEDS=${SEEDS:-1} PRECISION=${PRECISION:---tf32} PRODUCTS=${PRODUCTS:-tf32} MORE=${MORE:-}
+export OMP_NUM_THREADS=1
+NETWORKS=${NETWORKS:-celeba-cnn celeba-vit}
+MUON=moon,muon
+ADAM=famo,ls,mgda,pcgrad,cagrad,imtl-g,nash-mtl
+half=$(( (JOBS + 1) / 2 ))
+
+moonopt() {
+    python -m moonopt "$@" --device "$DEVICE" $PRECISION --jobs "$half" --set "train.batch_size=$BATCH" --set train.log_every=10 \
+        --set train.conflict=false $MORE
+}
+tune() { moonopt tune "$@" --out "$RUNS/tune" --seeds 10, --set "train.epochs=$TRIAL"; }
+compare() { moonopt compare "$@" --out "$RUNS" --seeds "$SEEDS" --set "train.epochs=$EPOCHS"; }
+tidy() { find "$RUNS" -name result.json -execdir rm -f checkpoint.pt checkpoint.previous.pt best.pt ';'; }
+
+case ${1:?make, speed, tune or main} in
+make) python -m moonopt data make celeba --out "$MOONOPT_DATA" --count "$COUNT" ;;
+speed) # with the GPU to itself
+    python -m moonopt.speed.faces --device "$DEVICE" --products "$PRODUCTS" --json
+    for network in $NETWORKS; do
+        python -m moonopt.speed.loading $network --data "$MOONOPT_DATA" --device "$DEVICE" --products "$PRODUCTS" --json
+    done
+    ;;
+tune) # three trials for every method
+    for network in $NETWORKS; do
+        tune $network --methods $MUON --grid optimizer.lr=5e-3,1e-2,2e-2 --file "$RUNS/tuned-$network-muon.json" &
+        tune $network --methods $ADAM --grid optimizer.lr=3e-4,1e-3,3e-3 --file "$RUNS/tuned-$network-adam.json" &
+        wait
+    done
+    tidy
+    ;;
+main)
+    for network in $NETWORKS; do
+        compare $network --methods $MUON --tuned "$RUNS/tuned-$network-muon.json" &
+        compare $network --methods $ADAM --tuned "$RUNS/tuned-$network-adam.json" &
+        wait
+    done
+    tidy
+    ;;
+*)
+    echo "There is no stage $1." >&2
+    exit 2
+    ;;
+esac

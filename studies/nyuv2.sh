@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# NYU-v2's own scenes at 96 x 128 pixels (docs/scenes-and-faces.md). What is done is skipped: run it again to go on.
+#   studies/nyuv2.sh speed | tune | main | beyond
+# By default DEVICE=cuda, JOBS=6 (the cells at once), RUNS=runs, TRIAL=6 (epochs of a trial), HELD_OUT=95 (scenes to tune on),
+# PRECISION=--tf32 (or --amp). MORE has settings: MORE="--set model.width=24". It wants the scenes, unpacked, in
+# $MOONOPT_DATA/nyuv2_96x128_tree.
+set -u
+BENCH=nyuv2-small
+DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-6} RUNS=${RUNS:-runs} TRIAL=${TRIAL:-6} HELD_OUT=${HELD_OUT:-95} PRECISION=${PRECISION:---tf32} MORE=${MORE:-}
+export OMP_NUM_THREADS=1
+MUON=moon,muon,famo+muon
+TWICE=famo,ls # with two seeds, as those with Muon
+ONCE=nash-mtl,mgda,cagrad,uw,stl
+half=$(( (JOBS + 1) / 2 ))
+
+moonopt() { python -m moonopt "$@" --device "$DEVICE" $PRECISION --jobs "$half" $MORE; }
+compare() { moonopt compare $BENCH --out "$RUNS" "$@"; }
+tune() {
+    moonopt tune $BENCH --out "$RUNS/tune" --seeds 10, --set "data.valid_scenes=$HELD_OUT" --set "train.epochs=$TRIAL" --set train.select=last \
+        --set "train.schedule=step:$(( (TRIAL + 1) / 2 )):0.5" --set "train.evaluate_every=$TRIAL" --set train.conflict=false "$@"
+}
+# Checkpoints of finished cells, a hundred MB and more each.
+tidy() { find "$RUNS" -name result.json -execdir rm -f checkpoint.pt checkpoint.previous.pt best.pt ';'; }
+
+case ${1:?speed, tune, main or beyond} in
+speed) # with the GPU to itself
+    for products in tf32 bfloat16; do
+        for method in muon moon nash-mtl; do
+            python -m moonopt.speed.loading $BENCH --data "$MOONOPT_DATA" --device "$DEVICE" --method $method --products $products --json
+        done
+    done
+    ;;
+tune) # six trials for every method
+    tune --methods $MUON --grid optimizer.lr=3e-3,1e-2,3e-2 --grid optimizer.vector_lr=1e-3,3e-3 --file "$RUNS/tuned-muon.json" &
+    tune --methods $TWICE,$ONCE --grid optimizer.lr=1e-4,2e-4,5e-4,1e-3,2e-3,5e-3 --file "$RUNS/tuned-adam.json" &
+    wait
+    tidy
+    ;;
+main)
+    compare --methods $MUON --seeds 2 --tuned "$RUNS/tuned-muon.json" &
+    {
+        compare --methods $TWICE --seeds 2 --tuned "$RUNS/tuned-adam.json"
+        compare --methods $ONCE --seeds 1 --tuned "$RUNS/tuned-adam.json"
+    } &
+    wait
+    tidy
+    ;;
+beyond) # MOON with log-losses and a beta without unit, at MOON's rates
+    compare --methods moon --seeds 2 --tuned "$RUNS/tuned-muon.json" --set optimizer.beta=auto --set optimizer.loss=log
+    tidy
+    ;;
+*)
+    echo "There is no stage $1." >&2
+    exit 2
+    ;;
+esac

@@ -1,0 +1,1 @@
+"""The figure of the study of NYU-v2's own scenes."""
