@@ -9,7 +9,7 @@ import pytest
 import tiny_language_models as tiny
 import torch
 
-from moonopt.bench.text.models import check_head, load
+from moonopt.bench.text.models import check_head, checkpoint_layers, convert, load, missing
 from moonopt.errors import UserError
 
 SPECIAL = {"pad_token": "<pad>", "eos_token": "<end>"}
@@ -108,15 +108,61 @@ def test_a_model_that_changes_its_logits_is_refused():
         check_head(transformers.CohereForCausalLM(config))
 
 
-@pytest.mark.slow
-def test_smollm2_from_its_gguf_file_knows_the_capital_of_france():
+def test_a_converted_model_is_the_same_but_for_its_digits(folder, tmp_path):
+    place = folder(**SPECIAL)
+    convert(place, tmp_path / "converted")
+    found, expected = load(tmp_path / "converted", torch.bfloat16), load(place, torch.bfloat16)
+    assert found[2:] == expected[2:]
+    assert found.tokenizer("ab1")["input_ids"] == [2, 3, 29]
+    for one, other in zip(found.model.parameters(), expected.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_layers_are_checkpointed_in_eval_mode():
+    pytest.importorskip("transformers")
+    model = tiny.qwen3().eval()
+    checkpoint_layers(model)
+    assert all(layer.training and not layer.mlp.training for layer in model.model.layers)
+    model(input_ids=torch.arange(4)[None]).logits.sum().backward()
+    assert model.model.layers[0].mlp.up_proj.weight.grad.abs().sum() > 0
+
+
+def test_what_is_missing_of_a_model_is_a_sentence(folder, tmp_path):
+    assert missing(folder(**SPECIAL)) is None
+    assert missing(tmp_path / "nowhere").startswith("There is no")
+
+
+def gguf_of_smollm2():
+    """The file, where there is one."""
     pytest.importorskip("transformers")
     pytest.importorskip("gguf")
-    from moonopt.bench.text.sampling import left_padded, sample
-
     found = next(Path(os.environ.get("MOONOPT_DATA", "nowhere")).glob("smollm2/*.gguf"), None)
     if found is None:
         pytest.skip("needs a GGUF file of SmolLM2-135M-Instruct in $MOONOPT_DATA/smollm2")
+    return found
+
+
+@pytest.mark.slow
+def test_smollm2_from_its_gguf_file_has_the_weights_that_gguf_unpacks_and_can_be_converted(tmp_path):
+    path = gguf_of_smollm2()
+    import gguf
+
+    found = load(path)
+    packed = next(each for each in gguf.GGUFReader(path).tensors if each.name == "blk.3.ffn_up.weight")
+    expected = torch.tensor(gguf.dequantize(packed.data, packed.tensor_type))
+    assert torch.equal(found.model.model.layers[3].mlp.up_proj.weight, expected)
+    convert(path, tmp_path)
+    assert sum(each.stat().st_size for each in tmp_path.iterdir()) < 300_000_000
+    converted = load(tmp_path)
+    for one, other in zip(converted.model.parameters(), found.model.parameters(), strict=True):
+        assert torch.equal(one, other.bfloat16().float())
+
+
+@pytest.mark.slow
+def test_smollm2_from_its_gguf_file_knows_the_capital_of_france():
+    found = gguf_of_smollm2()
+    from moonopt.bench.text.sampling import left_padded, sample
+
     model, tokenizer, end, pad = load(found)
     turns = [{"role": "user", "content": "What is the capital of France?"}]
     text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)

@@ -146,14 +146,14 @@ def test_rewards_that_are_all_equal_are_told_and_have_no_gradient(reward, name):
     assert weight.grad.tolist() == [0, 0]
 
 
-def test_shortfalls_have_the_gradients_of_the_surrogates_and_the_missing_reward_as_their_value():
+def test_shortfalls_have_the_gradients_of_the_surrogates_and_the_chance_to_miss_as_their_value():
     weight = torch.tensor([0.3, -0.5], dtype=torch.float64, requires_grad=True)
     log_probs = two_tokens(weight, torch.tensor([[0, 1], [1, 1], [0, 0]]))
     mask = torch.tensor([[True, True], [True, False], [True, True]])
     rewards = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], dtype=torch.float64)
     shortfalls = shortfall_losses(log_probs, log_probs, mask, rewards, less_mean(rewards))
     surrogates = policy_losses(log_probs, mask, less_mean(rewards))
-    torch.testing.assert_close(shortfalls.detach(), 1 - rewards.mean(0))
+    assert shortfalls.tolist() == pytest.approx([2 / 5, 2 / 5], rel=1e-14)  # one of three missed, and Laplace's two more
     for one, other in zip(shortfalls, surrogates, strict=True):
         found, expected = (torch.autograd.grad(each, weight, retain_graph=True)[0] for each in (one, other))
         torch.testing.assert_close(found, expected)
@@ -161,6 +161,13 @@ def test_shortfalls_have_the_gradients_of_the_surrogates_and_the_missing_reward_
     moved_shortfalls = shortfall_losses(moved, log_probs, mask, rewards, less_mean(rewards))
     moved_surrogates = policy_losses(moved, mask, less_mean(rewards))
     torch.testing.assert_close(moved_shortfalls - shortfalls, moved_surrogates - surrogates)
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_a_shortfall_has_a_logarithm_whatever_the_rewards_are(reward):
+    log_probs, rewards = torch.full((8, 2), -1.0), torch.full((8, 1), reward)
+    found = shortfall_losses(log_probs, log_probs, torch.ones(8, 2).bool(), rewards, less_mean(rewards))
+    assert found.tolist() == pytest.approx([(9 - 8 * reward) / 10])
 
 
 def test_what_is_not_sampled_has_no_say_even_if_it_is_not_finite():

@@ -21,10 +21,11 @@ BENCHMARKS: dict[str, str] = {
     "cityscapes": "moonopt.bench.cityscapes:CityScapes",
     "celeba-cnn": "moonopt.bench.celeba:CelebaCNN",
     "celeba-vit": "moonopt.bench.celeba:CelebaViT",
+    "math-rl": "moonopt.bench.math_rl:MathRL",
 }
 
 #: Data sets that have a name of their own, each with a benchmark that reads it.
-DATA_SETS: dict[str, str] = {"mnist": "multimnist", "celeba": "celeba-cnn"}
+DATA_SETS: dict[str, str] = {"mnist": "multimnist", "celeba": "celeba-cnn", "smollm2": "moonopt.bench.math_rl:SmolLM2"}
 
 
 def find(name: str) -> type[Benchmark]:

@@ -58,7 +58,7 @@ class Progress:
         elif kind == "train":
             self.step, self.epoch, self.losses = record["step"], record["epoch"], record["loss"]
         elif kind == "evaluation":
-            self.step, self.epoch, self.metrics = record["step"], record["epoch"], record["test"]
+            self.step, self.epoch, self.metrics = record["step"], record["epoch"], record["test"] or record["valid"]
 
     def finish(self, outcome: Outcome) -> None:
         self.status = outcome.status

