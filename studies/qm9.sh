@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The QM9 study of docs/qm9.md. It wants QM9 in $MOONOPT_DATA (moonopt data fetch qm9).
 #   studies/qm9.sh STAGE     (by default DEVICE=cuda, JOBS=3, the cells at once, RUNS=runs and EPOCHS=60)
-# Stages: speed, which wants the GPU to itself; tune, three rates for every method; budget, three seeds of every method with EPOCHS
-# epochs; beta, MOON with other values of it; protocol, the full 300 epochs. Plateaus have a patience scaled to the epochs.
+# Stages: speed, which wants the GPU to itself; tune, three rates for six rows; budget, three seeds of every method with EPOCHS epochs,
+# those that were not tuned at the rate of ls; beta, MOON with other values of it; protocol, the full 300 epochs. Plateaus have a patience scaled to the epochs.
 # METHODS=moon,ls restricts tune, budget and protocol; in it moon-log-auto is MOON with loss=log and beta=auto. SEEDS=1 or 0,2 are
 # other seeds than the first three, in protocol than the first.
 # What is done is skipped, and what is half trained goes on: run it again. After a SIGTERM, as of `timeout 500 studies/qm9.sh budget`,
@@ -10,7 +10,8 @@
 set -u
 DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-3} RUNS=${RUNS:-runs} EPOCHS=${EPOCHS:-60}
 export OMP_NUM_THREADS=1
-ALL=moon,moon-log-auto,muon,famo+muon,famo,ls,nash-mtl,si,rlw,dwa,uw,mgda,pcgrad,cagrad,imtl-g,gradnorm,graddrop
+TUNE=moon,moon-log-auto,muon,famo+muon,famo,ls
+ALL=$TUNE,nash-mtl,si,rlw,dwa,uw,mgda,pcgrad,cagrad,imtl-g,gradnorm,graddrop
 TUNED=$(dirname "$0")/../results/qm9
 
 # Each moonopt has a process group of its own and gets one signal: a second would end it without a checkpoint.
@@ -37,20 +38,25 @@ method() {
 }
 grid() {
     case $1 in
-    moon* | muon | *+muon) echo --grid optimizer.lr=5e-3,1e-2,2e-2 ;;
-    *) echo --grid optimizer.lr=5e-4,1e-3,2e-3 ;;
+    moon* | muon | *+muon) echo --grid optimizer.lr=1.25e-3,2.5e-3,5e-3 ;;
+    *) echo --grid optimizer.lr=1e-3,2e-3,4e-3 ;;
     esac
 }
-tuned() { # the benchmark's own rate where there is no such file
+tuned() { # the benchmark's own rate where there is no file, and none of ls
     for folder in "$RUNS" "$TUNED"; do
         if [[ -f $folder/tuned-$1.json ]]; then echo --tuned "$folder/tuned-$1.json" && return; fi
+    done
+    for folder in "$RUNS" "$TUNED"; do
+        if [[ $1 != moon* && $1 != *muon && -f $folder/tuned-ls.json ]]; then
+            echo --set "optimizer.lr=$(sed -n '/"chosen"/,/}/s/.*"optimizer.lr": *\([0-9.e-]*\).*/\1/p' "$folder/tuned-ls.json")" && return
+        fi
     done
 }
 
 case ${1:?speed, tune, budget, beta or protocol} in
 speed) python -m moonopt.speed.molecules --device "$DEVICE" --json ;;
 tune)
-    for name in $(names "$ALL"); do
+    for name in $(names "$TUNE"); do
         [[ -f $TUNED/tuned-$name.json ]] || tune $(short 12) $(method "$name") $(grid "$name") --file "$RUNS/tuned-$name.json"
     done
     ;;
