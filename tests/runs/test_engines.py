@@ -4,10 +4,17 @@ import os
 import signal
 import threading
 import time
+import warnings
+from dataclasses import replace
+from types import SimpleNamespace
 
+import pytest
+import torch
 from small_runs import FORK, cell, outcome, run, until
 
-from moonopt.runs.engines import Job, _Worker, local
+from moonopt.runs import engines
+from moonopt.runs.cell import Machine
+from moonopt.runs.engines import Job, Outcome, _Worker, local
 from moonopt.runs.interrupt import Stop
 from moonopt.runs.store import LOCK
 
@@ -48,9 +55,44 @@ def test_a_process_that_dies_in_the_middle_of_a_message_is_killed_and_no_more(tm
     assert (found.status, "SIGKILL" in found.text) == ("killed", True)
 
 
-def _half_a_message(job, threads, connection):
+def _half_a_message(job, threads, connection, gpu):
     os.write(connection.fileno(), b"\x00\x00\x10\x00half")
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _names_its_gpu(job, threads, connection, gpu):
+    connection.send(Outcome(job.cell, "done", {"gpu": gpu}))
+    time.sleep(1.0 if job.cell.seed == 0 else 0.2)
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("cuda", ["3", "5", "5"]), ("cuda:1", [None] * 3), ("cpu", [None] * 3)])
+def test_processes_share_the_gpus_evenly_where_the_cell_names_none(device, gpus, tmp_path, monkeypatch):
+    """The first process goes on while two others come one after the other."""
+    monkeypatch.setattr("moonopt.runs.engines._work", _names_its_gpu)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    cells = [replace(cell(), machine=Machine(device), seed=seed) for seed in range(3)]
+    assert [found.result["gpu"] for found in outcomes(cells, tmp_path, at_once=2)] == gpus
+
+
+@pytest.mark.parametrize(("count", "gpu"), [(0, None), (1, None), (3, "0")])
+def test_one_gpu_is_left_to_the_cell_and_of_several_a_process_sees_one(count, gpu, tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr("moonopt.runs.engines._work", _names_its_gpu)
+    (found,) = outcomes([replace(cell(), machine=Machine("cuda"))], tmp_path)
+    assert found.result["gpu"] == gpu
+
+
+def test_a_process_sees_the_gpu_that_it_was_given(tmp_path, monkeypatch):
+    sent, handler = [], signal.getsignal(signal.SIGINT)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    monkeypatch.setattr(engines, "run_cell", lambda *args, **how: {"seen": os.environ["CUDA_VISIBLE_DEVICES"]})
+    try:
+        engines._work(Job(cell(), tmp_path, tmp_path), torch.get_num_threads(), SimpleNamespace(send=sent.append), "1")
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert [each.result for each in sent] == [{"seen": "1"}]
 
 
 def test_a_warning_of_a_run_is_a_note(tmp_path):

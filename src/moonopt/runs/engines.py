@@ -1,13 +1,16 @@
 """Running many cells, a few at a time, each in a process of its own: what kills one does not end the others.
 
-An engine is a function from jobs to outcomes. ``local`` uses processes of this machine.
+An engine is a function from jobs to outcomes. ``local`` uses processes of this machine, and all of its
+GPUs where a cell names none.
 """
 
 import multiprocessing
+import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -67,15 +70,17 @@ def local(jobs: Sequence[Job], at_once: int, stop: Stop, tell: Tell) -> Iterator
     threads = max(1, torch.get_num_threads() // at_once)
     waiting = list(enumerate(jobs))[::-1]
     running: dict[Connection, _Worker] = {}
+    gpus = visible_gpus()
     try:
         while running or (waiting and not stop.requested):
             while waiting and len(running) < at_once and not stop.requested:
                 number, job = waiting.pop()
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(job, threads, theirs), daemon=False)
+                gpu = _idlest(gpus, running.values()) if job.cell.machine.device == "cuda" and len(gpus) > 1 else None
+                process = context.Process(target=_work, args=(job, threads, theirs, gpu), daemon=False)
                 process.start()
                 theirs.close()
-                running[ours] = _Worker(number, job, process)
+                running[ours] = _Worker(number, job, process, gpu)
             for connection in cast(list[Connection], wait(list(running), timeout=PACE)):
                 worker = running[connection]
                 try:
@@ -100,6 +105,12 @@ def local(jobs: Sequence[Job], at_once: int, stop: Stop, tell: Tell) -> Iterator
 ENGINES: dict[str, Engine] = {"local": local}
 
 
+def visible_gpus() -> list[str]:
+    """The GPUs of this process, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return [str(number) for number in range(torch.cuda.device_count())] if named is None else [*filter(None, named.split(","))]
+
+
 @dataclass
 class _Worker:
     """A process with its job."""
@@ -107,6 +118,7 @@ class _Worker:
     number: int
     job: Job
     process: BaseProcess
+    gpu: str | None = None
     answer: Outcome | None = None
     asked: bool = False
 
@@ -132,9 +144,17 @@ class _Worker:
         return Outcome(self.job.cell, "killed", text=text)
 
 
-def _work(job: Job, threads: int, connection: Connection) -> None:
-    """What a process does. The terminal's SIGINT is left to the parent, which passes it on as SIGTERM."""
+def _idlest(gpus: Sequence[str], workers: Iterable[_Worker]) -> str:
+    """The first of those with the fewest processes."""
+    used = Counter(worker.gpu for worker in workers)
+    return min(gpus, key=lambda gpu: used[gpu])
+
+
+def _work(job: Job, threads: int, connection: Connection, gpu: str | None = None) -> None:
+    """What a process does, which may see one GPU alone. SIGINT is left to the parent, which passes it on as SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     torch.set_num_threads(threads)
     cell = job.cell
     with stopping(signal.SIGTERM, patient=True) as stop:
