@@ -121,6 +121,24 @@ def test_losses_are_the_cross_entropy_of_every_attribute():
         torch.testing.assert_close(found[task], expected)
 
 
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])  # the second is what autocast makes of logits
+def test_losses_and_gradients_of_extreme_logits_are_those_of_torch(given):
+    one = torch.tensor([0, 1e-3, 1, 19.9, 20, 20.1, 88, 104, 1e4]).repeat(2, 1)
+    column = torch.cat([one, -one], 1).flatten().to(given)
+    logits, yes = column.unsqueeze(1).expand(-1, 40).clone().requires_grad_(), torch.arange(36) >= 18
+    wanted = yes.unsqueeze(1).expand(-1, 40)
+    found = CelebaCNN().losses(lambda images: Answering(logits)(torch.arange(36)), (torch.rand(36, 3, 8, 8), wanted))
+    exact = column.double().requires_grad_()
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(exact, yes.double())
+    expected.backward()
+    sum(found.values()).backward()
+    for number, loss in enumerate(found.values()):
+        assert loss.dtype == torch.float32
+        torch.testing.assert_close(loss.double(), expected.detach(), rtol=1e-6, atol=0)
+        tolerance = {torch.float32: 1e-6, torch.bfloat16: 4e-3}[given]  # half a unit in the last place
+        torch.testing.assert_close(logits.grad[:, number].double(), exact.grad, rtol=tolerance, atol=1e-8)
+
+
 def test_faces_are_bytes_in_memory_and_colours_from_0_to_1_in_a_batch(made_up):
     splits = CelebaCNN(TINY).load(made_up, 0)
     assert [len(part) for part in vars(splits).values()] == [600, 75, 75]

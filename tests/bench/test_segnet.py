@@ -100,6 +100,12 @@ def test_pooling_is_that_of_torch_also_where_pixels_are_equal():
     assert (chosen.sum(4) == 1).all()
     values = torch.randn(pooled.shape, generator=torch.Generator().manual_seed(1))
     assert torch.equal(unpool(values, chosen), functional.max_unpool2d(values, indices, 2))
+    forms = (lambda x: pool(x)[0], lambda x: functional.max_pool2d(x, 2))
+    ours, theirs = (torch.func.vjp(form, x)[1](values)[0] for form in forms)
+    assert torch.equal(ours, theirs)
+    along = torch.randn(x.shape, generator=torch.Generator().manual_seed(2))
+    ours, theirs = (torch.func.jvp(form, (x,), (along,))[1] for form in forms)
+    assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("size", [1, 2, 9, 144])

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from moonopt.bench.celeba import CelebaCNN
+from moonopt.errors import UserError
 from moonopt.speed import faces, loading
 
 TINY = {
@@ -37,6 +38,12 @@ def test_the_table_names_methods_and_numbers_of_tasks(small, capsys):
     printed = capsys.readouterr().out
     assert "cnn" not in printed
     assert all(word in printed for word in ("2 tasks", *faces.METHODS))
+
+
+@pytest.mark.parametrize("count", [0, 41])
+def test_more_tasks_than_there_are_attributes_are_refused(count):
+    with pytest.raises(UserError, match=f"must be from 1 to 40, found 2, {count}"):
+        faces.measure("cnn", tasks=(2, count))
 
 
 @pytest.mark.parametrize("products", faces.PRODUCTS)

@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from moonopt import MOON
+from moonopt.tasks.replay import Replay
 
 
 class Noisy(nn.Module):
@@ -145,6 +146,57 @@ def test_buffers_of_a_compiled_model_are_protected():
     optimizer.step()
     assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers())
     assert model[1].num_batches_tracked == 1
+
+
+@pytest.fixture
+def process_group():
+    """Of this process alone, for tensors that are distributed."""
+    dist = pytest.importorskip("torch.distributed")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_buffers_of_all_kinds_come_back(process_group):
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    torch.manual_seed(0)
+    whole, complex_numbers = torch.randn(8), torch.randn(3, dtype=torch.complex64)
+    kinds = {
+        "number": torch.tensor(3),
+        "nothing": torch.empty(0),
+        "flags": torch.tensor([True, False]),
+        "short": torch.randn(3).half(),
+        "turned": torch.randn(3, 4).T,
+        "apart": torch.randn(6, 6)[::2, ::3],
+        "first": whole[:5],
+        "overlapping": whole[3:],
+        "with a graph": torch.randn(2, requires_grad=True),
+        "complex": complex_numbers.clone(),
+        "conjugate": complex_numbers.conj(),
+        "imaginary": complex_numbers.clone().conj().imag,
+        "distributed": distribute_tensor(torch.randn(4), init_device_mesh("cpu", (1,)), [Shard(0)]),
+    }
+    module = nn.Module()
+    for name, buffer in kinds.items():
+        module.register_buffer(name, buffer)
+
+    @torch.no_grad()
+    def closure():
+        for buffer in module.buffers():
+            buffer.fill_(buffer.numel() == 2)
+        return contents()
+
+    def contents():
+        return [
+            (buffer.full_tensor() if name == "distributed" else buffer).detach().clone()
+            for name, buffer in module.named_buffers()
+        ]
+
+    before, replay = contents(), Replay(closure, (), module, [torch.device("cpu")])
+    with replay.again() as during:
+        assert not any(torch.equal(*pair) for pair in zip(before, during, strict=True) if pair[0].numel() > 1)
+    assert all(torch.equal(*pair) for pair in zip(before, contents(), strict=True))
 
 
 def test_buffers_that_are_expanded_or_not_there_yet_are_fine():

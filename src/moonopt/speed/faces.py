@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from moonopt.bench.celeba import CelebA, CelebaCNN, CelebaViT
+from moonopt.errors import UserError
 from moonopt.methods import build
 from moonopt.speed.measure import command_line, interleaved, show, timing
 from moonopt.tasks.capture import capture
@@ -44,6 +45,9 @@ def measure(
     settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Milliseconds of a step by number of tasks and method, and how many times Muon's that is; settings are the benchmark's."""
+    most = len(CelebA.tasks)
+    if not all(1 <= count <= most for count in tasks):
+        raise UserError(f"CelebA has {most} attributes: --tasks must be from 1 to {most}, found {', '.join(map(str, tasks))}.")
     times = {}
     for count in tasks:
         steppers = {method: _stepper(network, method, count, device, batch, products, settings) for method in methods}

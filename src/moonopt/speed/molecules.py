@@ -20,6 +20,7 @@ from moonopt.bench.models.mpnn_pyg import Graphs, PyGNet, graphs
 from moonopt.optim.moon import MOON
 from moonopt.speed.measure import command_line, interleaved, show, timing
 from moonopt.tasks.capture import capture
+from moonopt.tasks.modes import multiplying
 from moonopt.tasks.verbs import TaskOptimizer
 
 BATCH = 120
@@ -109,9 +110,8 @@ def _captured(method: str, given: Given, targets: Tensor, products: str, compile
     step = capture(_optimizer(method, model), losses)
 
     def run() -> None:
-        torch.set_float32_matmul_precision("high" if products == "tf32" else "highest")
-        step(*given, targets)
-        torch.set_float32_matmul_precision("highest")
+        with multiplying(tf32=products == "tf32"):
+            step(*given, targets)
 
     return run
 

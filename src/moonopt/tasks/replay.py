@@ -107,7 +107,10 @@ def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
     """All of one kind at once: a list of several dtypes would be copied one by one."""
     kinds: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
-        kinds.setdefault((target.device, target.dtype), []).append((target, source))
+        if type(target) is Tensor and not (target.is_conj() or target.is_neg()):
+            kinds.setdefault((target.device, target.dtype), []).append((target, source))
+        else:  # a list of DTensors, or of such views, is refused
+            target.copy_(source)
     for pairs in kinds.values():
         torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
 
