@@ -1,1 +1,1 @@
-"""Studies: NAME.sh runs one, and ``python -m studies.NAME`` makes docs/NAME.md of its results."""
+"""Studies: scripts run them, and ``python -m studies.NAME`` makes the tables and figures of a page of their results."""

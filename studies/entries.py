@@ -43,10 +43,10 @@ def difference(found: Comparison | None, digits: int = 2) -> list[str]:
     """Mean difference, interval, p, and how many seeds."""
     if found is None or found.difference is None:
         return ["", "", "", ""]
-    count = str(len(found.seeds))
+    mean, count = f"{found.difference:+z.{digits}f}", str(len(found.seeds))
     if found.p is None:
-        return [f"{found.difference:+.{digits}f}", "", "", count]
-    return [f"{found.difference:+z.{digits}f}", f"{found.low:+.{digits}f} to {found.high:+.{digits}f}", f"{found.p:.2g}", count]
+        return [mean, "", "", count]
+    return [mean, f"{found.low:+.{digits}f} to {found.high:+.{digits}f}", f"{found.p:.2g}", count]
 
 
 def variant(method: str, changes: Changes) -> str:

@@ -3,11 +3,12 @@
 # again to go on.
 #   studies/faces.sh make | speed | tune | main
 # By default DEVICE=cuda, JOBS=6 (the cells at once), RUNS=runs, COUNT=6000 faces, BATCH=128, EPOCHS=8, TRIAL=2 (epochs of a trial), SEEDS=1,
-# PRECISION=--tf32 (or --amp), PRODUCTS=tf32 (or bfloat16, for the stage speed). MORE has settings: MORE="--set model.width=32". Faces are
-# made in $MOONOPT_DATA/celeba.
+# PRECISION=--tf32 (or --amp), PRODUCTS=tf32 (or bfloat16, for the stage speed), SPEED=results/speed (the folder of what that measures),
+# GPU=h200 (the end of their names). MORE has settings: MORE="--set model.width=32". Faces are made in $MOONOPT_DATA/celeba.
 set -u
 DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-6} RUNS=${RUNS:-runs} COUNT=${COUNT:-6000} BATCH=${BATCH:-128} EPOCHS=${EPOCHS:-8} TRIAL=${TRIAL:-2}
 SEEDS=${SEEDS:-1} PRECISION=${PRECISION:---tf32} PRODUCTS=${PRODUCTS:-tf32} MORE=${MORE:-}
+SPEED=${SPEED:-results/speed} GPU=${GPU:-h200}
 export OMP_NUM_THREADS=1
 NETWORKS=${NETWORKS:-celeba-cnn celeba-vit}
 MUON=moon,muon
@@ -20,14 +21,19 @@ moonopt() {
 }
 tune() { moonopt tune "$@" --out "$RUNS/tune" --seeds 10, --set "train.epochs=$TRIAL"; }
 compare() { moonopt compare "$@" --out "$RUNS" --seeds "$SEEDS" --set "train.epochs=$EPOCHS"; }
+# One file per measurement, which is there when it is whole.
+measure() {
+    mkdir -p "$SPEED" && file="$SPEED/$1-$GPU.json"
+    python -m "moonopt.speed.$2" "${@:3}" --device "$DEVICE" --json >"$file.part" && mv "$file.part" "$file"
+}
 tidy() { find "$RUNS" -name result.json -execdir rm -f checkpoint.pt checkpoint.previous.pt best.pt ';'; }
 
 case ${1:?make, speed, tune or main} in
 make) python -m moonopt data make celeba --out "$MOONOPT_DATA" --count "$COUNT" ;;
 speed) # with the GPU to itself
-    python -m moonopt.speed.faces --device "$DEVICE" --products "$PRODUCTS" --json
+    measure faces-$PRODUCTS faces --products "$PRODUCTS"
     for network in $NETWORKS; do
-        python -m moonopt.speed.loading $network --data "$MOONOPT_DATA" --device "$DEVICE" --products "$PRODUCTS" --json
+        measure loading-$network-$PRODUCTS loading $network --data "$MOONOPT_DATA" --products "$PRODUCTS"
     done
     ;;
 tune) # three trials for every method

@@ -1,14 +1,14 @@
-"""What the figures of all studies share: how a method looks, bands over seeds, and what an epoch is in steps."""
+"""What the figures of all studies share: how a method looks, bands over seeds, task weights, and what an epoch is in steps."""
 
 from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from moonopt.runs.report.curves import Band
-from moonopt.runs.report.drawing import line_style
+from moonopt.runs.report.curves import Band, weight_bands
+from moonopt.runs.report.drawing import INK, line_style
 from moonopt.runs.report.study import Row
-from moonopt.runs.report.styles import DASHES, Style, method_styles
+from moonopt.runs.report.styles import DASHES, Style, method_styles, task_styles
 
 
 def method_style(method: str) -> Style:
@@ -30,3 +30,13 @@ def draw_band(band: Band, style: Style, unit: float, lowest: float, axes: Axes) 
 def steps_per_epoch(row: Row) -> float:
     result = row.outcomes[0].runs[0].result or {}
     return float(result["steps"]) / float(result["epochs"])
+
+
+def draw_weights(row: Row, unit: float, name: str, axes: Axes) -> None:
+    """The weight of every task, and that of each if all are equal; so many steps are a unit of this name on the other axis."""
+    tasks = row.outcomes[0].tasks
+    styles = task_styles(tasks)
+    for task, band in weight_bands(row, tasks).items():
+        axes.plot(band.places / unit, band.mean, color=styles[task].colour, linestyle=line_style(styles[task]), linewidth=1.2)
+    axes.axhline(1 / len(tasks), color=INK, linewidth=0.8, alpha=0.4)
+    axes.set(xlabel=name, ylabel="weight", ylim=(0, None))

@@ -2,11 +2,12 @@
 # NYU-v2's own scenes at 96 x 128 pixels (docs/scenes-and-faces.md). What is done is skipped: run it again to go on.
 #   studies/nyuv2.sh speed | tune | main | beyond
 # By default DEVICE=cuda, JOBS=6 (the cells at once), RUNS=runs, TRIAL=6 (epochs of a trial), HELD_OUT=95 (scenes to tune on),
-# PRECISION=--tf32 (or --amp). MORE has settings: MORE="--set model.width=24". It wants the scenes, unpacked, in
-# $MOONOPT_DATA/nyuv2_96x128_tree.
+# PRECISION=--tf32 (or --amp), SPEED=results/speed (the folder of what the stage speed measures), GPU=h200 (the end of their names). MORE
+# has settings: MORE="--set model.width=24". It wants the scenes, unpacked, in $MOONOPT_DATA/nyuv2_96x128_tree.
 set -u
 BENCH=nyuv2-small
 DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-6} RUNS=${RUNS:-runs} TRIAL=${TRIAL:-6} HELD_OUT=${HELD_OUT:-95} PRECISION=${PRECISION:---tf32} MORE=${MORE:-}
+SPEED=${SPEED:-results/speed} GPU=${GPU:-h200}
 export OMP_NUM_THREADS=1
 MUON=moon,muon,famo+muon
 TWICE=famo,ls # with two seeds, as those with Muon
@@ -19,6 +20,11 @@ tune() {
     moonopt tune $BENCH --out "$RUNS/tune" --seeds 10, --set "data.valid_scenes=$HELD_OUT" --set "train.epochs=$TRIAL" --set train.select=last \
         --set "train.schedule=step:$(( (TRIAL + 1) / 2 )):0.5" --set "train.evaluate_every=$TRIAL" --set train.conflict=false "$@"
 }
+# One file per measurement, which is there when it is whole.
+measure() {
+    mkdir -p "$SPEED" && file="$SPEED/$1-$GPU.json"
+    python -m "moonopt.speed.$2" "${@:3}" --device "$DEVICE" --json >"$file.part" && mv "$file.part" "$file"
+}
 # Checkpoints of finished cells, a hundred MB and more each.
 tidy() { find "$RUNS" -name result.json -execdir rm -f checkpoint.pt checkpoint.previous.pt best.pt ';'; }
 
@@ -26,7 +32,7 @@ case ${1:?speed, tune, main or beyond} in
 speed) # with the GPU to itself
     for products in tf32 bfloat16; do
         for method in muon moon nash-mtl; do
-            python -m moonopt.speed.loading $BENCH --data "$MOONOPT_DATA" --device "$DEVICE" --method $method --products $products --json
+            measure loading-$BENCH-$method-$products loading $BENCH --data "$MOONOPT_DATA" --method $method --products $products
         done
     done
     ;;

@@ -12,8 +12,8 @@ from moonopt.runs.report.drawing import Plot, files
 def folders(name: str, description: str | None, arguments: Sequence[str] | None) -> tuple[Path, Path]:
     """Those of the results and of the docs, from the command line of a study."""
     parser = argparse.ArgumentParser(prog=f"python -m studies.{name}", description=description)
-    parser.add_argument("results", type=Path, help="the folder that moonopt export wrote, with the tuning files")
-    parser.add_argument("docs", type=Path, help=f"the folder of {name}.md and images")
+    parser.add_argument("results", type=Path, help="the folder that moonopt export wrote to, with the tuning files")
+    parser.add_argument("docs", type=Path, help="the folder of the page and images")
     options = parser.parse_args(arguments)
     return options.results, options.docs
 

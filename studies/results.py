@@ -6,13 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from moonopt.bench import Benchmark
+from moonopt.runs.cell import word
+from moonopt.runs.report.reading import Run, read_runs
 from moonopt.runs.report.statistics import Comparison, compare_rows
-from moonopt.runs.report.study import Row, Study
+from moonopt.runs.report.study import Row, Study, studies
 
 Changes = Mapping[str, Any]
 #: A method, and what of its settings is not as in the main table.
 Variant = tuple[str, Changes]
 Tuning = Mapping[str, Any]
+Speed = Mapping[str, Any]
 
 RATE, BETA, GAMMA = "optimizer.lr", "optimizer.beta", "optimizer.gamma"
 SEEDS = 3
@@ -40,9 +44,10 @@ class Results:
         return [row for row in map(self.row, methods) if row is not None]
 
     def changes(self, row: Row) -> Changes:
-        """What is not as in the main table; a rate counts where another was chosen."""
+        """What is not as in the main table, and not as in all rows; a rate counts where another was chosen."""
         overrides = row.outcomes[0].runs[0].config["overrides"]
-        changes = {key: value for key, value in overrides.items() if key not in (RATE, *self.given)}
+        own = {key: value for key, value in overrides.items() if f"{key}={word(value)}" not in self.study.shared}
+        changes = {key: value for key, value in own.items() if key not in (RATE, *self.given)}
         rate = setting(row, RATE)
         return changes if rate == self.chosen(row.method, changes, rate) else {**changes, RATE: rate}
 
@@ -65,6 +70,22 @@ class Results:
 
 def read_tuning(folder: Path) -> dict[str, Tuning]:
     return {path.stem.removeprefix("tuned-"): json.loads(path.read_text()) for path in sorted(folder.glob("tuned-*.json"))}
+
+
+def read_exports(folder: Path) -> list[Run]:
+    """What ``moonopt export`` wrote into a folder, which need not be there and may have tuning files."""
+    return read_runs([path for path in sorted(folder.glob("*.json")) if not path.name.startswith("tuned-")])
+
+
+def study_of(runs: Sequence[Run], benchmark: type[Benchmark]) -> Study:
+    """Runs of one benchmark, or none."""
+    return next(iter(studies(runs)), Study(benchmark.name, benchmark, [], []))
+
+
+def read_speed(folder: Path, pattern: str) -> list[Speed]:
+    """What the files of such a name, which ``moonopt speed`` printed, have measured; each result with its environment."""
+    contents = [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
+    return [{**result, "environment": content["environment"]} for content in contents for result in content["results"]]
 
 
 def setting(row: Row, key: str) -> Any:

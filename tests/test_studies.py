@@ -19,12 +19,18 @@ from moonopt.runs.settings import parse
 from moonopt.runs.tune import read_grids
 
 pytest.importorskip("matplotlib")
-pytest.importorskip("scipy")
+stats = pytest.importorskip("scipy.stats")
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "multimnist"
 PAGE = ROOT / "docs" / "multimnist.md"
-STUDIES = ("multimnist", "qm9")
+#: Of each package the folder of its results, and its page.
+STUDIES = {
+    "multimnist": ("results/multimnist", "multimnist.md"),
+    "qm9": ("results/qm9", "qm9.md"),
+    "math_rl": ("results/math-rl", "math-rl.md"),
+    "scenes": ("results", "scenes-and-faces.md"),
+}
 SCRIPTS = {
     "multimnist": (
         *("tune", "main", "tune-own", "own", "tune-components", "components", "ablations", "beyond", "exact", "efficiency"),
@@ -56,11 +62,16 @@ def by_heading(table, line):
     return dict(zip(heading, lines[line], strict=True))
 
 
-def changed(source, target, overrides, seconds_per_step=None):
-    """A copy of an export with other settings, and another time of a step."""
+def changed(source, target, overrides, seconds_per_step=None, metric=None):
+    """A copy of an export with other settings, another time of a step, and a metric that has other values, one per seed."""
     content = json.loads(source.read_text())
     content["config"]["overrides"] = overrides
     content["config"]["settings"] |= overrides
+    if metric is not None:
+        name, values = metric
+        content["seeds"] = dict(list(content["seeds"].items())[: len(values)])
+        for seed, found in zip(content["seeds"].values(), values, strict=True):
+            seed["result"]["metrics"][name] = found
     for seed in content["seeds"].values():
         seed["result"]["seconds_per_step"] = seconds_per_step or seed["result"]["seconds_per_step"]
     target.parent.mkdir(exist_ok=True)
@@ -69,12 +80,13 @@ def changed(source, target, overrides, seconds_per_step=None):
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_the_page_of_a_study_is_up_to_date_and_its_figures_are_there(name, studies, tmp_path):
-    committed = ROOT / "docs" / f"{name}.md"
+    results, page_name = STUDIES[name]
+    committed = ROOT / "docs" / page_name
     shutil.copy(committed, tmp_path)
-    studies[name].main([str(ROOT / "results" / name), str(tmp_path)])
-    page = (tmp_path / committed.name).read_text()
-    assert page == committed.read_text(), f"run: python -m studies.{name} results/{name} docs"
-    figures = set(re.findall(r"\(images/([^)]*)\)", page))
+    studies[name].main([str(ROOT / results), str(tmp_path)])
+    page = (tmp_path / page_name).read_text()
+    assert page == committed.read_text(), f"run: python -m studies.{name} {results} docs"
+    figures = set(re.findall(r"\(images/([^)]*\.svg)\)", page))
     assert figures == {path.name for path in (tmp_path / "images").iterdir()}
     assert figures <= {path.name for path in (ROOT / "docs" / "images").iterdir()}
 
@@ -99,6 +111,35 @@ def test_runs_with_one_changed_setting_fill_the_ablations(study, tmp_path):
     beta = by_heading(made["beta"], 0)
     assert beta["0.01"] == beta["0.0001"] != beta["0.001"] == "not run yet"
     assert "moon lr=0.005" in made["beyond"]
+
+
+def test_own_parameters_are_in_their_own_table_alone(study, tmp_path):
+    for name in ("ls.json", "tuned-adam.json"):
+        shutil.copy(RESULTS / name, tmp_path)
+    changed(RESULTS / "ls.json", tmp_path / "slow.json", {"optimizer.lr": 0.0007})
+    changed(RESULTS / "ls.json", tmp_path / "fast.json", {"optimizer.lr": 0.003})
+    trials = [
+        {"method": "ls", "settings": {"optimizer.lr": rate}, "score": score} for rate, score in ((0.0007, -96), (0.1, None))
+    ]
+    own = {"grids": {"ls": {"optimizer.lr": [0.0007, 0.1]}}, "chosen": {"ls": {"optimizer.lr": 0.0007}}, "trials": trials}
+    (tmp_path / "tuned-own.json").write_text(json.dumps(own))
+    made = study.tables(study.read(tmp_path))
+    line = by_heading(made["own"], 0)
+    assert line["validation accuracy by value"] == "0.0007: 96.00, 0.1: failed"
+    assert line["chosen"] == line["main table"]  # a copy of the same runs
+    assert "ls lr=0.003" in made["beyond"]
+    assert "ls lr=0.0007" not in made["beyond"]
+
+
+def test_unequal_tasks_are_set_beside_equal_ones_seed_by_seed(study, tmp_path):
+    changed(
+        RESULTS / "moon.json", tmp_path / "moon.json", {"data.right_factor": 10.0}, metric=("average accuracy", (90.0, 91.0))
+    )
+    changed(RESULTS / "moon.json", tmp_path / "equal.json", {}, metric=("average accuracy", (92.0, 95.0, 0.0)))
+    line = by_heading(study.tables(study.read(tmp_path))["imbalance"], 0)
+    low, high = stats.ttest_rel([90, 91], [92, 95]).confidence_interval(0.95)
+    assert (line["average"], line["seeds"]) == ("90.50 ± 0.71", "2")
+    assert (line["minus equal tasks"], line["95 % interval"]) == ("-3.00", f"{low:+.2f} to {high:+.2f}")
 
 
 def test_moon_and_muon_are_also_compared_at_one_rate(study, tmp_path):
@@ -146,11 +187,20 @@ def test_a_loss_after_the_end_of_training_is_not_made_up(timed):
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "verdict"), [(0.1, 0.5, "holds"), (-0.1, 0.5, "cannot be told"), (-0.5, -0.1, "does not hold")]
+    ("region", "low", "high", "verdict"),
+    [
+        ((0, float("inf")), 0.1, 0.5, "holds"),
+        ((0, float("inf")), -0.1, 0.5, "cannot be told"),
+        ((0, float("inf")), -0.5, -0.1, "does not hold"),
+        ((-0.3, 0.3), -0.2, 0.1, "holds"),
+        ((-0.3, 0.3), -0.4, 0.1, "cannot be told"),
+        ((-0.3, 0.3), -0.4, 0.4, "cannot be told"),
+        ((-0.3, 0.3), 0.4, 0.5, "does not hold"),
+    ],
 )
-def test_a_claim_is_judged_by_where_the_interval_lies(study, low, high, verdict):
+def test_a_claim_is_judged_by_where_the_interval_lies(study, region, low, high, verdict):
     verdicts = importlib.import_module("studies.verdicts")
-    gap = verdicts.Gap(("moon", {}), ("famo", {}), "average accuracy", (0, float("inf")))
+    gap = verdicts.Gap(("moon", {}), ("famo", {}), "average accuracy", region)
     found = Comparison("moon", "famo", [0, 1, 2], difference=(low + high) / 2, low=low, high=high, p=0.5)
     assert gap.verdict(found) == verdict
 
@@ -230,3 +280,9 @@ def test_the_report_reads_the_folder_in_spite_of_its_tuning_files(tmp_path, monk
         cli.main()
     assert not ended.value.code
     assert "famo" in (tmp_path / "report" / "index.html").read_text()
+
+
+@pytest.mark.parametrize(("ratio", "differ"), [(6.1, False), (6.4, True), (1 / 6.1, False), (1 / 6.4, True)])
+def test_deviations_of_three_seeds_differ_from_a_factor_of_six_on(study, ratio, differ):
+    claims = importlib.import_module("studies.multimnist.claims")
+    assert claims._differ(0.1 * ratio, 3, 0.1, 3) == differ

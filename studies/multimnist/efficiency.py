@@ -55,7 +55,7 @@ def _seconds_of_moon(results: MultiMNIST) -> str:
         verdict = "reached only without the first steps"
     else:
         verdict = "not reached"
-    found = f"{entry(row, SECONDS)} s ({entry(row, STEADY_SECONDS)} s without the first steps)"
+    found = f"{entry(row, SECONDS)} s ({entry(row, STEADY_SECONDS)} s without the first steps; seeds: {seeds(row)})"
     return f"alone on the GPU it took {found}: **{verdict}**"
 
 
@@ -127,6 +127,8 @@ def sooner(results: MultiMNIST) -> Claim:
     for name, moon, other in _against(results):
         own, their = average(moon, STEADY_SECONDS), average(other, STEADY_SECONDS)
         told.append(_less(own, their, "less time", name))
+        if math.isfinite(own + their):
+            told[-1] += f" ({_share(average(moon, SECONDS), average(other, SECONDS))} with the first steps)"
         seen.append(own < (math.inf if math.isnan(their) else their))
     if not seen:
         return Claim(says, ours=f"{told[0]}; by time not measured", verdict=f"{UNCLEAR} yet")
@@ -154,4 +156,8 @@ def _less(own: float, their: float, what: str, name: str) -> str:
     """Such as "37 % fewer steps than MGDA"."""
     if math.isnan(own + their):
         return f"not reached by {'MOON' if math.isnan(own) else name.upper()}"
-    return f"{100 * (1 - own / their):.0f} % {what} than {name.upper()}"
+    return f"{_share(own, their)} {what} than {name.upper()}"
+
+
+def _share(own: float, their: float) -> str:
+    return f"{100 * (1 - own / their):.0f} %"

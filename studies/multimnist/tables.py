@@ -11,8 +11,9 @@ from studies.multimnist.claims import claims, claims_table, tests_table
 from studies.multimnist.curves import STEP_TIME, STEPS, cosines, left_weights, mean, mean_loss
 from studies.multimnist.efficiency import by_steps, by_time, losses_by_epoch, target
 from studies.multimnist.results import ADDED, AVERAGE, BETAS, COMPONENTS, DRAWN, GAMMAS, METRICS, OWN, PAPERS, MultiMNIST
-from studies.results import BETA, GAMMA, RATE, SEEDS, Changes, Tuning, Variant, setting
-from studies.tuning import by_rate, scores
+from studies.results import BETA, GAMMA, RATE, SEEDS, Changes, Variant, setting
+from studies.tables import missing
+from studies.tuning import files, told
 
 NAIVE = ("mgda", "mgda+muon", "famo", "famo+muon", "muon", "moon")
 WEIGHTED = ("moon", "muon", "famo", "famo+muon", "mgda", "mgda+muon", "ls")
@@ -31,7 +32,7 @@ def tables(results: MultiMNIST) -> dict[str, str]:
         "against-muon": _against_muon(results),
         "claims": claims_table(results, stated),
         "tests": tests_table(results, stated),
-        "tuning": "\n\n".join(_tuning(name, found) for name, found in results.tuning.items() if name != OWN) or NOT_RUN,
+        "tuning": files({name: found for name, found in results.tuning.items() if name != OWN}, _accuracy),
         "own": _own(results),
         "gamma": _ablation(results, GAMMA, GAMMAS, MULTIMNIST_GAMMA),
         "beta": _ablation(results, BETA, BETAS, MULTIMNIST_BETA),
@@ -60,7 +61,7 @@ def _missing(results: MultiMNIST) -> str:
         f"the exact dual, {NOT_RUN}": [] if results.exact else ["moon"],
         f"own parameters, {NOT_RUN}": [] if OWN in results.tuning else ["all methods"],
     }
-    return "\n".join(f"- {what}: {', '.join(names)}" for what, names in found.items() if names) or "Nothing."
+    return missing(found)
 
 
 def _accuracies(rows: Mapping[str, Row | None], paper: Mapping[str, Mapping[str, float]]) -> str:
@@ -95,10 +96,9 @@ def _against_muon(results: MultiMNIST) -> str:
     return markdown(["difference of", "average accuracy", "95 % interval", "p", "seeds"], lines)
 
 
-def _tuning(name: str, tuning: Tuning) -> str:
-    """Validation accuracies; what is judged is minus the accuracy."""
-    notes = " ".join(tuning["notes"]) or "No choice is at the edge of its grid."
-    return f"`tuned-{name}.json`. {notes}\n\n" + by_rate(scores(tuning, lambda score: f"{-score:.2f}"))
+def _accuracy(score: float) -> str:
+    """What is judged is minus the accuracy."""
+    return f"{-score:.2f}"
 
 
 def _own(results: MultiMNIST) -> str:
@@ -110,7 +110,7 @@ def _own(results: MultiMNIST) -> str:
     for method, grid in tuning["grids"].items():
         ((key, _),) = grid.items()
         trials = [trial for trial in tuning["trials"] if trial["method"] == method]
-        tried = ", ".join(f"{word(trial['settings'][key])}: {-trial['score']:.2f}" for trial in trials)
+        tried = ", ".join(f"{word(trial['settings'][key])}: {told(trial['score'], _accuracy)}" for trial in trials)
         best = tuning["chosen"][method]
         chosen = next((row for row in results.study.rows if row.method == method and _has(results, row, best)), None)
         found = [entry(row, AVERAGE) for row in (results.row(method), chosen)]
@@ -149,15 +149,18 @@ def _weights(results: MultiMNIST) -> str:
 
 
 def _imbalance(results: MultiMNIST) -> str:
-    """The accuracies of every method under every change of the data."""
+    """The accuracies of every method under every change of the data, and what it costs beside equal tasks."""
     rows = [row for row in results.study.rows if _of_data(results.changes(row))]
     lines = []
     for row in sorted(rows, key=lambda row: str(_of_data(results.changes(row)))):
         changes = results.changes(row)
         data = " ".join(variant("", _of_data(changes)).split())
         own = {key: value for key, value in changes.items() if key not in _of_data(changes)}
-        lines.append([data, variant(row.method, own), *(entry(row, metric) for metric in METRICS), seeds(row)])
-    return markdown(["data", "", "left", "right", "average", "seeds"], lines) if lines else f"{NOT_RUN.capitalize()}."
+        accuracies = [entry(row, metric) for metric in METRICS]
+        change, interval, *_ = difference(results.compare((row.method, changes), (row.method, own), AVERAGE))
+        lines.append([data, variant(row.method, own), *accuracies, change, interval, seeds(row)])
+    heading = ["data", "", "left", "right", "average", "minus equal tasks", "95 % interval", "seeds"]
+    return markdown(heading, lines) if lines else f"{NOT_RUN.capitalize()}."
 
 
 def _of_data(changes: Changes) -> Changes:
@@ -165,17 +168,20 @@ def _of_data(changes: Changes) -> Changes:
 
 
 def _beyond(results: MultiMNIST) -> str:
-    """Every variant on the same data that no other table has."""
+    """Every variant on the same data that no other table has, beside the method as it is in the main table."""
     elsewhere: list[Changes] = [{}, *({GAMMA: value} for value in GAMMAS), *({BETA: value} for value in BETAS)]
     elsewhere += [changes for _, changes in COMPONENTS.values()]
+    own = results.tuning[OWN]["chosen"] if OWN in results.tuning else {}
     lines = []
     for row in results.study.rows:
         changes = results.changes(row)
-        if changes not in elsewhere and not _of_data(changes) and not any(key.startswith("balancer.") for key in changes):
-            accuracies = [entry(row, metric) for metric in METRICS]
-            time = entry(results.alone.get(results.name(row)), STEP_TIME).replace(NOT_RUN, "")
-            lines.append([results.name(row), *accuracies, entry(row, STEPS, 0), time, seeds(row)])
-    heading = ["", "left", "right", "average", STEPS, "ms a step, alone", "seeds"]
+        if changes in elsewhere or _of_data(changes) or (row.method in own and _has(results, row, own[row.method])):
+            continue
+        accuracies = [entry(row, metric) for metric in METRICS]
+        change, interval, *_ = difference(results.compare((row.method, changes), (row.method, {}), AVERAGE))
+        time = entry(results.alone.get(results.name(row)), STEP_TIME).replace(NOT_RUN, "")
+        lines.append([results.name(row), *accuracies, change, interval, entry(row, STEPS, 0), time, seeds(row)])
+    heading = ["", "left", "right", "average", "minus main table", "95 % interval", STEPS, "ms a step, alone", "seeds"]
     return markdown(heading, lines) if lines else f"{NOT_RUN.capitalize()}."
 
 

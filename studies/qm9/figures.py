@@ -9,12 +9,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import ArrayLike
 
-from moonopt.runs.report.curves import Array, metric_band, weight_bands
-from moonopt.runs.report.drawing import INK, Panel, Plot, line_style
+from moonopt.runs.report.curves import Array, metric_band
+from moonopt.runs.report.drawing import Panel, Plot, line_style
 from moonopt.runs.report.study import Row
 from moonopt.runs.report.styles import DASHES, Style, task_styles
 from studies.entries import average, variant
-from studies.figures import draw_band, method_style, steps_per_epoch
+from studies.figures import draw_band, draw_weights, method_style, steps_per_epoch
 from studies.qm9.results import BESIDE, BETAS, DELTA, LOSSES, OTHERS, PLAIN, ROBUST, Stage, Stages
 from studies.results import Variant
 
@@ -33,7 +33,10 @@ def plots(stages: Stages) -> list[Plot]:
     delta = {f"{stage.epochs} epochs": _evaluated(stage) for stage in (stages.budget, stages.protocol)}
     shown = [each for each in DRAWN if any(variant(*each) in rows for rows in delta.values())]
     panels = [Panel(title, partial(_draw_delta, rows)) for title, rows in delta.items() if rows]
-    weighted = [Panel(name, partial(_draw_weights, row)) for name, row in _run(stages.budget, WEIGHTED).items()]
+    weighted = [
+        Panel(name, partial(draw_weights, row, steps_per_epoch(row), "epoch"))
+        for name, row in _run(stages.budget, WEIGHTED).items()
+    ]
     swept = _swept(stages.sweep)
     beta = [Panel("", partial(_draw_sweep, swept))] if swept else []
     methods = {variant(*each): _style(each) for each in shown}
@@ -88,17 +91,6 @@ def _draw_sweep(swept: Swept, axes: Axes) -> None:
             axes.plot(values[:-1], color=style.colour, linestyle=line_style(style))
     axes.set_xticks(range(len(BETAS)), list(map(str, BETAS)))
     axes.set(xlabel="beta", ylabel=f"{DELTA} (%)")
-
-
-def _draw_weights(row: Row, axes: Axes) -> None:
-    tasks = row.outcomes[0].tasks
-    styles, bands = task_styles(tasks), weight_bands(row, tasks)
-    for task, band in bands.items():
-        style = styles[task]
-        places = band.places / steps_per_epoch(row)
-        axes.plot(places, band.mean, color=style.colour, linestyle=line_style(style), linewidth=1.2)
-    axes.axhline(1 / len(tasks), color=INK, linewidth=0.8, alpha=0.4)
-    axes.set(xlabel="epoch", ylabel="weight", ylim=(0, None))
 
 
 def _by_error(axes: Axes) -> None:

@@ -1,6 +1,5 @@
 """What was run, by how long it was trained: the budget of the main table, the sweep over beta, the paper's protocol."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,9 +8,21 @@ from typing import Any, ClassVar
 from moonopt.bench.metrics import delta_m
 from moonopt.bench.paper import QM9_METRICS, QM9_STL
 from moonopt.bench.qm9 import QM9
-from moonopt.runs.report.reading import Line, read_runs
-from moonopt.runs.report.study import Outcome, Row, Study, number, studies
-from studies.results import BETA, Changes, Results, Tuning, Variant, read_tuning, setting
+from moonopt.runs.report.reading import Line
+from moonopt.runs.report.study import Outcome, Row, Study, number
+from studies.results import (
+    BETA,
+    Changes,
+    Results,
+    Speed,
+    Tuning,
+    Variant,
+    read_exports,
+    read_speed,
+    read_tuning,
+    setting,
+    study_of,
+)
 
 EPOCHS, SCHEDULE, LOSS = "train.epochs", "train.schedule", "optimizer.loss"
 DELTA = "Δm"
@@ -22,6 +33,8 @@ BUDGET, SWEEP, PROTOCOL = 60, 12, 300
 LOG_AUTO: Changes = {BETA: "auto", LOSS: "log"}
 PLAIN: Variant = ("moon", {})
 ROBUST: Variant = ("moon", LOG_AUTO)
+#: Those that are tuned; the rest have the rate of ls.
+TUNED = ("muon", "famo+muon", "famo", "ls")
 OTHERS: tuple[Variant, ...] = tuple(
     (name, {})
     for name in (
@@ -61,23 +74,19 @@ class Stages:
     sweep: Stage
     protocol: Stage
     tuning: Mapping[str, Tuning]
-    speed: Mapping[str, Any] | None
+    speed: Speed | None
 
 
 def read(folder: Path) -> Stages:
     """The runs and tuning files of a folder, which need not be there, and the file of speed beside it."""
-    exports = [path for path in sorted(folder.glob("*.json")) if not path.name.startswith("tuned-")]
-    found = studies(read_runs(exports))
-    study = found[0] if found else Study(QM9.name, QM9, [], [])
-    tuning = read_tuning(folder)
+    study, tuning = study_of(read_exports(folder), QM9), read_tuning(folder)
     lengths = {setting(row, EPOCHS) for row in study.rows} - {SWEEP, PROTOCOL}
-    speed = folder.parent / "speed" / "qm9-h200.json"
     return Stages(
         budget=_stage(study, tuning, max(lengths, default=BUDGET)),
         sweep=_stage(study, {name: each for name, each in tuning.items() if name not in Stage.tuned_apart}, SWEEP),
         protocol=_stage(study, tuning, PROTOCOL),
         tuning=tuning,
-        speed=json.loads(speed.read_text()) if speed.exists() else None,
+        speed=next(iter(read_speed(folder.parent / "speed", "qm9-h200.json")), None),
     )
 
 

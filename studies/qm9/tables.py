@@ -8,21 +8,20 @@ from moonopt.runs.report.drawing import Plot
 from moonopt.runs.report.study import Row
 from studies.entries import NOT_MEASURED, NOT_RUN, average, difference, entry, markdown, minus, rate, seeds, variant
 from studies.qm9.figures import FIGURES
-from studies.qm9.results import BESIDE, BETAS, DELTA, IN_PROTOCOL, LOSSES, OTHERS, PLAIN, ROBUST, SCHEDULE, Stage, Stages
+from studies.qm9.results import BESIDE, BETAS, DELTA, IN_PROTOCOL, LOSSES, OTHERS, PLAIN, ROBUST, SCHEDULE, TUNED, Stage, Stages
 from studies.qm9.speed import speed_table, speed_target
 from studies.results import SEEDS, Tuning, Variant, setting
+from studies.tables import NOTHING, best_of, figures, missing
 from studies.tuning import by_rate, scores
 from studies.verdicts import Gap
 
 #: Δm that MOON is to reach in the protocol: the paper's own.
 GOAL = QM9.delta_m["moon"]
 DIGITS = {DELTA: 1, **{metric.name: metric.digits for metric in QM9_METRICS}}
-NOTHING = f"{NOT_RUN.capitalize()}."
 
 
 def tables(stages: Stages, drawn: Iterable[Plot]) -> dict[str, str]:
     """As Markdown, by their names in the page."""
-    figures = {plot.name: plot for plot in drawn}
     return {
         "target": f"{_target(stages.protocol)}\n\n{speed_target(stages.speed)}",
         "tuning": _tuning(stages.tuning),
@@ -34,7 +33,7 @@ def tables(stages: Stages, drawn: Iterable[Plot]) -> dict[str, str]:
         "beta": _sweep(stages.sweep),
         "speed": speed_table(stages.speed),
         "missing": _missing(stages),
-        **{name: f"![{figures[name].title}](images/{name}.svg)" if name in figures else NOTHING for name in FIGURES},
+        **figures(FIGURES, drawn),
     }
 
 
@@ -54,7 +53,8 @@ def _tuning(tuning: Mapping[str, Tuning]) -> str:
     tables: dict[tuple[float, ...], dict[str, Mapping[float, str]]] = {}
     for name, each in tuning.items():
         for method, by_score in scores(each, lambda score: f"{100 * (score - 1):.1f}").items():
-            label = variant("moon", Stage.tuned_apart[name]) if name in Stage.tuned_apart else method
+            apart = Stage.tuned_apart.get(name)
+            label = method if apart is None else variant("moon", apart)
             tables.setdefault(tuple(sorted(by_score)), {})[label] = by_score
     notes = [f"`tuned-{name}.json`: {note}." for name, each in tuning.items() for note in each["notes"]]
     told = " ".join(notes) or "No choice is at the edge of its grid."
@@ -71,7 +71,7 @@ def _budget(budget: Stage) -> str:
 def _errors(stage: Stage, variants: Sequence[Variant]) -> str:
     """Ours, the best of a column bold, and below each the paper's as printed."""
     rows = [stage.row(*each) for each in variants]
-    best = {metric: _best([average(row, metric) for row in rows]) for metric in DIGITS}
+    best = {metric: best_of([average(row, metric) for row in rows], higher=False) for metric in DIGITS}
     lines = []
     for (method, changes), row in zip(variants, rows, strict=True):
         lines.append([variant(method, changes), rate(row), seeds(row), *_entries(row, best)])
@@ -87,12 +87,6 @@ def _entries(row: Row | None, best: Mapping[str, float | None]) -> list[str]:
         return [NOT_RUN, *[""] * len(QM9_METRICS)]
     found = {metric: entry(row, metric, digits, absent="no number") for metric, digits in DIGITS.items()}
     return [f"**{text}**" if average(row, metric) == best[metric] else text for metric, text in found.items()]
-
-
-def _best(values: Iterable[float]) -> float | None:
-    """Of several; one alone is no best."""
-    found = [value for value in values if math.isfinite(value)]
-    return min(found) if len(found) > 1 else None
 
 
 def _differences(stage: Stage) -> str:
@@ -128,7 +122,7 @@ def _missing(stages: Stages) -> str:
     tuned |= {variant(*each) for each, file in ((PLAIN, "moon"), (ROBUST, "moon-log-auto")) if file in stages.tuning}
     sweep = [f"beta={beta} loss={loss}" for loss in LOSSES for beta in BETAS if stages.sweep.moon(loss, beta) is None]
     found = {
-        "not tuned yet": [name for name in rows if name not in tuned],
+        "not tuned yet": [name for name in (variant(*PLAIN), variant(*ROBUST), *TUNED) if name not in tuned],
         f"{budget.epochs} epochs, {NOT_RUN}": [name for name, row in rows.items() if row is None],
         f"{budget.epochs} epochs, fewer than {SEEDS} seeds": [
             f"{name} ({seeds(row)})" for name, row in rows.items() if row is not None and len(row.outcomes) < SEEDS
@@ -139,4 +133,4 @@ def _missing(stages: Stages) -> str:
         f"sweep, {NOT_RUN}": sweep,
         f"speed, {NOT_MEASURED}": [] if stages.speed else ["the two forms of the network"],
     }
-    return "\n".join(f"- {what}: {', '.join(names)}" for what, names in found.items() if names) or "Nothing."
+    return missing(found)

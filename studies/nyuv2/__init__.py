@@ -1,1 +1,0 @@
-"""The figure of the study of NYU-v2's own scenes."""
