@@ -2,15 +2,13 @@
 
 import importlib
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
+from study_pages import ECHO, ROOT, imported, moonopt, section, with_python
 
 from moonopt.errors import UserError
 from moonopt.runs.cell import make_cell
@@ -21,7 +19,6 @@ from moonopt.runs.tune import read_grids
 pytest.importorskip("matplotlib")
 stats = pytest.importorskip("scipy.stats")
 
-ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results" / "multimnist"
 PAGE = ROOT / "docs" / "multimnist.md"
 #: Of each package the folder of its results, and its page.
@@ -42,18 +39,13 @@ SCRIPTS = {
 @pytest.fixture(scope="module")
 def studies():
     """The main modules of the packages, which are not installed."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT)
-        yield {name: importlib.import_module(f"studies.{name}.__main__") for name in STUDIES}
+    with imported(*(f"studies.{name}.__main__" for name in STUDIES)) as found:
+        yield dict(zip(STUDIES, found, strict=True))
 
 
 @pytest.fixture(scope="module")
 def study(studies):
     return studies["multimnist"]
-
-
-def section(page, name):
-    return re.search(f"<!-- table: {name} -->\n(.*?)<!-- end -->", page, re.DOTALL)[1]
 
 
 def by_heading(table, line):
@@ -211,27 +203,15 @@ def test_a_page_without_one_of_the_tables_is_refused(study):
         page.filled("<!-- table: main -->\n<!-- end -->", {"main": "", "naive": ""})
 
 
-@pytest.fixture
-def fake_python(tmp_path):
-    """The environment of a script whose python is these lines of a shell."""
-
-    def make(lines):
-        (tmp_path / "python").write_text(f"#!/bin/sh\n{lines}\n")
-        (tmp_path / "python").chmod(0o755)
-        return os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "JOBS": "6", "RUNS": str(tmp_path)}
-
-    return make
-
-
 def of(options, key):
     """The values that an option has in a command."""
     return [value for option, value in options if option == key]
 
 
 @pytest.mark.parametrize(("name", "stage"), [(name, stage) for name, stages in SCRIPTS.items() for stage in stages])
-def test_a_stage_of_a_script_sets_nothing_that_is_refused_and_no_run_twice(name, stage, fake_python):
+def test_a_stage_of_a_script_sets_nothing_that_is_refused_and_no_run_twice(name, stage, tmp_path):
     script = ROOT / "studies" / f"{name}.sh"
-    done = subprocess.run([script, stage], env=fake_python('echo "$@"'), capture_output=True, text=True)
+    done = subprocess.run([script, stage], env=with_python(tmp_path, ECHO, JOBS="6"), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     runs = []
     for words in map(str.split, done.stdout.splitlines()):
@@ -247,20 +227,20 @@ def test_a_stage_of_a_script_sets_nothing_that_is_refused_and_no_run_twice(name,
     assert len(set(runs)) == len(runs)
 
 
-def test_the_script_of_qm9_waits_for_the_checkpoints_of_its_runs_when_it_is_told_to_stop(fake_python, tmp_path):
+def test_the_script_of_qm9_waits_for_the_checkpoints_of_its_runs_when_it_is_told_to_stop(tmp_path):
     """A moonopt that is told to stop twice ends without one; sleep gets no signal, since none is for a group."""
     log = tmp_path / "log"
     lines = f"trap 'echo told >> {log}' TERM\necho begun >> {log}\nsleep 2\nsleep 0.5\necho checkpoint >> {log}"
-    environment = fake_python(lines) | {"JOBS": "1"}
+    environment = with_python(tmp_path, lines, JOBS="1")
     done = subprocess.run(["timeout", "1", ROOT / "studies" / "qm9.sh", "budget"], env=environment)
     assert done.returncode == 124
     assert log.read_text().split() == ["begun", "told", "checkpoint"]
 
 
-def test_the_script_of_qm9_takes_rates_where_they_were_tuned_and_can_be_restricted(fake_python, tmp_path):
+def test_the_script_of_qm9_takes_rates_where_they_were_tuned_and_can_be_restricted(tmp_path):
     tuned = {"grids": {"ls": {"optimizer.lr": [0.1, 0.2]}}, "chosen": {"ls": {"optimizer.lr": 0.002}}, "trials": []}
     (tmp_path / "tuned-ls.json").write_text(json.dumps(tuned, indent=2))
-    environment = fake_python('echo "$@"') | {"METHODS": "ls,dwa,moon-log-auto", "SEEDS": "0,2"}
+    environment = with_python(tmp_path, ECHO, METHODS="ls,dwa,moon-log-auto", SEEDS="0,2")
     done = subprocess.run([ROOT / "studies" / "qm9.sh", "budget"], env=environment, capture_output=True, text=True)
     dwa, ls, moon = sorted(done.stdout.splitlines(), key=lambda line: line.partition("--methods ")[2])
     assert "--methods dwa --set optimizer.lr=0.002" in dwa
@@ -270,15 +250,12 @@ def test_the_script_of_qm9_takes_rates_where_they_were_tuned_and_can_be_restrict
     assert all("--seeds 0,2" in line for line in (dwa, ls, moon))
 
 
-def test_the_report_reads_the_folder_in_spite_of_its_tuning_files(tmp_path, monkeypatch):
+def test_the_report_reads_the_folder_in_spite_of_its_tuning_files(tmp_path):
     pytest.importorskip("jinja2")
-    cli = pytest.importorskip("moonopt.cli")  # which needs typer
+    pytest.importorskip("moonopt.cli")  # which needs typer
     for name in ("moon.json", "famo.json", "tuned-adam.json"):
         shutil.copy(RESULTS / name, tmp_path)
-    monkeypatch.setattr(sys, "argv", ["moonopt", "report", str(tmp_path), "--out", str(tmp_path / "report")])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert not ended.value.code
+    moonopt("report", tmp_path, "--out", tmp_path / "report")
     assert "famo" in (tmp_path / "report" / "index.html").read_text()
 
 

@@ -1,16 +1,14 @@
 """The studies of scenes and faces: scripts that set nothing that is refused, and tables of what was run."""
 
-import importlib
 import json
 import math
-import os
 import shutil
 import subprocess
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean, stdev
 
 import pytest
+from study_pages import ECHO, ROOT, imported, with_python
 
 from moonopt.bench.celeba import CelebaCNN
 from moonopt.bench.metrics import delta_m
@@ -25,20 +23,11 @@ from moonopt.runs.tune import read_grids
 from moonopt.speed.faces import measure as measure_faces
 from moonopt.speed.loading import measure as measure_loading
 
-ROOT = Path(__file__).parents[1]
-
 
 @pytest.fixture
 def commands(tmp_path):
     """Runs a stage with a python that says what it was asked for: of each call the words, and the options with their values."""
-    (tmp_path / "python").write_text('#!/bin/sh\necho "$@"\n')
-    (tmp_path / "python").chmod(0o755)
-    environment = os.environ | {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "RUNS": str(tmp_path),
-        "MOONOPT_DATA": str(tmp_path),
-        "SPEED": str(tmp_path / "speed"),
-    }
+    environment = with_python(tmp_path, ECHO, SPEED=str(tmp_path / "speed"))
 
     def run(script, stage):
         done = subprocess.run([ROOT / "studies" / script, stage], env=environment, capture_output=True, text=True)
@@ -150,10 +139,10 @@ def write_run(root, method, seed, factors, **settings):
 
 
 @pytest.fixture
-def study(monkeypatch):
+def study():
     pytest.importorskip("matplotlib")
-    monkeypatch.syspath_prepend(ROOT)
-    return importlib.import_module("studies.scenes.__main__")
+    with imported("studies.scenes.__main__") as (found,):
+        yield found
 
 
 @pytest.fixture

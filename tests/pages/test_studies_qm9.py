@@ -4,18 +4,17 @@ import importlib
 import json
 import re
 import shutil
-import sys
 from statistics import fmean, stdev
 
 import pytest
+from study_pages import ROOT, beside_benchmarks, imported, moonopt, section
 
 from moonopt.bench.data import qm9, qm9_compact
 from moonopt.bench.paper import QM9, QM9_STL
-from test_studies import ROOT, section
 
 pytest.importorskip("matplotlib")
 stats = pytest.importorskip("scipy.stats")
-cli = pytest.importorskip("moonopt.cli")  # which needs typer
+pytest.importorskip("moonopt.cli")  # which needs typer
 
 SMALL = {
     "data.valid_molecules": 40,
@@ -31,28 +30,17 @@ SWEEP = {"train.epochs": 12, "train.schedule": "plateau:0.7:1"}
 LOG_AUTO = {"optimizer.beta": "auto", "optimizer.loss": "log"}
 
 
-def moonopt(*words):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["moonopt", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-    assert not ended.value.code
-
-
 @pytest.fixture(scope="module")
 def study():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT)
-        yield importlib.import_module("studies.qm9.__main__")
+    with imported("studies.qm9.__main__") as (found,):
+        yield found
 
 
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory):
     """By method, each with two seeds."""
     folder = tmp_path_factory.mktemp("qm9")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "tests" / "bench")
-        molecules = importlib.import_module("qm9_small").molecules(folder / "wheel")
+    molecules = beside_benchmarks("qm9_small").molecules(folder / "wheel")
     (folder / qm9.FOLDER).mkdir()
     qm9_compact.write(folder / qm9.FOLDER / qm9.FILE, molecules, "tests")
     settings = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]

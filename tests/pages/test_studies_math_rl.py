@@ -2,49 +2,36 @@
 
 import importlib
 import json
-import os
 import shutil
 import subprocess
-import sys
 from itertools import pairwise
 from statistics import fmean, stdev
 
 import pytest
 import torch
+from study_pages import ECHO, ROOT, beside_benchmarks, imported, moonopt, with_python
 
 from moonopt.runs.settings import parse
-from test_studies import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore:In an update all")
 pytest.importorskip("matplotlib")
 pytest.importorskip("transformers")
 stats = pytest.importorskip("scipy.stats")
-cli = pytest.importorskip("moonopt.cli")  # which needs typer
+pytest.importorskip("moonopt.cli")  # which needs typer
 
 METHODS = ("moon", "muon", "ls", "famo")
 START = {"optimizer.lr": 0, "train.epochs": 1, "train.steps_per_epoch": 1}
 
 
-def moonopt(*words):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["moonopt", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-    assert not ended.value.code
-
-
 @pytest.fixture(scope="module")
 def study():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT)
-        yield importlib.import_module("studies.math_rl.__main__")
+    with imported("studies.math_rl.__main__") as (found,):
+        yield found
 
 
 @pytest.fixture(scope="module")
 def tiny():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "tests" / "bench")
-        return importlib.import_module("tiny_math_rl")
+    return beside_benchmarks("tiny_math_rl")
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +124,7 @@ def test_an_update_at_a_rate_of_zero_leaves_the_weights_on_the_disk(tiny, data, 
 
 
 def test_the_stage_start_is_such_an_update(tmp_path):
-    (tmp_path / "python").write_text('#!/bin/sh\necho "$@"\n')
-    (tmp_path / "python").chmod(0o755)
-    environment = os.environ | {"DATA": str(tmp_path), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment = with_python(tmp_path, ECHO)
     done = subprocess.run([ROOT / "studies" / "math_rl.sh", "start"], env=environment, capture_output=True, text=True)
     asked = [parse(value) for option, value in pairwise(done.stdout.split()) if option == "--set"]
     assert START.items() <= dict(asked).items()
