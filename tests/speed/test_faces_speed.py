@@ -8,6 +8,7 @@ import torch
 from moonopt.bench.celeba import CelebaCNN
 from moonopt.errors import UserError
 from moonopt.speed import faces, loading
+from moonopt.speed.measure import PRODUCTS, autocast
 
 TINY = {
     "cnn": {"data.image_size": 16, "model.width": 2},
@@ -46,10 +47,10 @@ def test_more_tasks_than_there_are_attributes_are_refused(count):
         faces.measure("cnn", tasks=(2, count))
 
 
-@pytest.mark.parametrize("products", faces.PRODUCTS)
+@pytest.mark.parametrize("products", PRODUCTS)
 def test_losses_alone_are_under_autocast(products):
     one = torch.ones(2, 2)
-    with faces.autocast(products, "cpu"):
+    with autocast(products, "cpu"):
         assert (one @ one).dtype == (torch.bfloat16 if products == "bfloat16" else torch.float32)
 
 

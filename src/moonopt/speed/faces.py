@@ -15,7 +15,7 @@ from torch import Tensor
 from moonopt.bench.celeba import CelebA, CelebaCNN, CelebaViT
 from moonopt.errors import UserError
 from moonopt.methods import build
-from moonopt.speed.measure import command_line, interleaved, show, timing
+from moonopt.speed.measure import PRODUCTS, autocast, command_line, interleaved, show, timing
 from moonopt.tasks.capture import capture
 from moonopt.tasks.modes import multiplying
 
@@ -23,15 +23,8 @@ NETWORKS: dict[str, type[CelebA]] = {"cnn": CelebaCNN, "vit": CelebaViT}
 REFERENCE = "muon"
 METHODS = (REFERENCE, "moon", "ls", "famo", "mgda", "pcgrad", "cagrad", "imtl-g", "nash-mtl")
 TASKS, BATCH = (2, 10, 40), 256
-#: What matrices are multiplied in.
-PRODUCTS = ("tf32", "float32", "bfloat16")
 
 Step = Callable[[], object]
-
-
-def autocast(products: str, device: str) -> torch.autocast:
-    """For the losses alone, as runs have it: updates are computed outside."""
-    return torch.autocast(torch.device(device).type, torch.bfloat16, enabled=products == "bfloat16")
 
 
 def measure(

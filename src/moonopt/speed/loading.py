@@ -15,8 +15,7 @@ from torch import Tensor
 
 from moonopt.bench import Benchmark, Data, find
 from moonopt.methods import build
-from moonopt.speed.faces import PRODUCTS, autocast
-from moonopt.speed.measure import command_line, interleaved, show, timing
+from moonopt.speed.measure import PRODUCTS, autocast, command_line, interleaved, show, timing
 from moonopt.tasks.capture import capture
 from moonopt.tasks.losses import Losses
 from moonopt.tasks.modes import multiplying

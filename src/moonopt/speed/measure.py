@@ -12,6 +12,9 @@ import torch
 
 Contestants = Mapping[str, Callable[[], object]]
 
+#: What matrices are multiplied in.
+PRODUCTS = ("tf32", "float32", "bfloat16")
+
 
 def interleaved(contestants: Contestants, rounds: int, repeat: int = 1, warmup: int = 3) -> dict[str, dict[str, float]]:
     """Time every contestant in every round, so that whatever else slows the machine down slows all of them.
@@ -30,6 +33,11 @@ def interleaved(contestants: Contestants, rounds: int, repeat: int = 1, warmup: 
             if number >= warmup:
                 seconds[name].append((time.perf_counter() - start) / repeat)
     return {name: _summary(times) for name, times in seconds.items()}
+
+
+def autocast(products: str, device: torch.device | str) -> torch.autocast:
+    """For the losses alone, as runs have it: updates are computed outside."""
+    return torch.autocast(torch.device(device).type, torch.bfloat16, enabled=products == "bfloat16")
 
 
 def environment(device: torch.device) -> dict[str, Any]:

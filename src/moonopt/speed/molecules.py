@@ -18,7 +18,7 @@ from moonopt.bench.models.mpnn import MPNN
 from moonopt.bench.models.mpnn_molecules import dense_batch
 from moonopt.bench.models.mpnn_pyg import Graphs, PyGNet, graphs
 from moonopt.optim.moon import MOON
-from moonopt.speed.measure import command_line, interleaved, show, timing
+from moonopt.speed.measure import PRODUCTS, autocast, command_line, interleaved, show, timing
 from moonopt.tasks.capture import capture
 from moonopt.tasks.modes import multiplying
 from moonopt.tasks.verbs import TaskOptimizer
@@ -29,8 +29,6 @@ STEPS_PER_EPOCH = 110_831 // BATCH
 MOST_ATOMS, ATOMS, SPREAD = 29, 18.0, 3.0
 METHODS = ("ls", "moon")
 REFERENCE = "pyg"
-#: What matrices are multiplied in.
-PRODUCTS = ("float32", "tf32", "bfloat16")
 
 Step = Callable[[], object]
 Given = tuple[Tensor, ...]  # numbers, positions, bonds
@@ -104,7 +102,7 @@ def _captured(method: str, given: Given, targets: Tensor, products: str, compile
         model.compile()
 
     def losses(numbers: Tensor, positions: Tensor, bonds: Tensor, wanted: Tensor) -> list[Tensor]:
-        with torch.autocast(wanted.device.type, torch.bfloat16, enabled=products == "bfloat16"):
+        with autocast(products, wanted.device):
             return _losses(model(_dense(numbers, positions, bonds)), wanted)
 
     step = capture(_optimizer(method, model), losses)
