@@ -9,6 +9,7 @@ from moonopt.runs.report.curves import Band, weight_bands
 from moonopt.runs.report.drawing import INK, line_style
 from moonopt.runs.report.study import Row
 from moonopt.runs.report.styles import DASHES, Style, method_styles, task_styles
+from studies.results import Changes
 
 
 def method_style(method: str) -> Style:
@@ -18,6 +19,12 @@ def method_style(method: str) -> Style:
     if optimizer:
         return replace(style, marker="D")
     return replace(style, dash=DASHES[1]) if method == "ls" else style
+
+
+def variant_style(method: str, changes: Changes) -> Style:
+    """Dashed in the method's colour with other settings than in the main table, and for a balancer with Muon."""
+    style = method_style(method)
+    return replace(style, dash=DASHES[1]) if changes or "+" in method else style
 
 
 def draw_band(band: Band, style: Style, unit: float, lowest: float, axes: Axes) -> None:

@@ -18,7 +18,9 @@ Variant = tuple[str, Changes]
 Tuning = Mapping[str, Any]
 Speed = Mapping[str, Any]
 
-RATE, BETA, GAMMA = "optimizer.lr", "optimizer.beta", "optimizer.gamma"
+RATE, BETA, GAMMA, LOSS = "optimizer.lr", "optimizer.beta", "optimizer.gamma", "optimizer.loss"
+#: MOON with log-losses and a beta that has no unit.
+LOG_AUTO: Changes = {BETA: "auto", LOSS: "log"}
 SEEDS = 3
 
 

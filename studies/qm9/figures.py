@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike
 from moonopt.runs.report.curves import Array, metric_band
 from moonopt.runs.report.drawing import Panel, Plot, line_style
 from moonopt.runs.report.study import Row
-from moonopt.runs.report.styles import DASHES, Style, task_styles
+from moonopt.runs.report.styles import Style, task_styles
 from studies.entries import average, variant
-from studies.figures import draw_band, draw_weights, method_style, steps_per_epoch
+from studies.figures import draw_band, draw_weights, steps_per_epoch, variant_style
 from studies.qm9.results import BESIDE, BETAS, DELTA, LOSSES, OTHERS, PLAIN, ROBUST, Stage, Stages
 from studies.results import Variant
 
@@ -39,7 +39,7 @@ def plots(stages: Stages) -> list[Plot]:
     ]
     swept = _swept(stages.sweep)
     beta = [Panel("", partial(_draw_sweep, swept))] if swept else []
-    methods = {variant(*each): _style(each) for each in shown}
+    methods = {variant(*each): variant_style(*each) for each in shown}
     curves = {name: style for name, (style, _) in swept.items()}
     found = [
         Plot("qm9-delta", "Δm on test data over epochs", "", panels, methods),
@@ -58,14 +58,8 @@ def _evaluated(stage: Stage) -> dict[str, Row]:
     return {name: row for name, row in _run(stage, DRAWN).items() if metric_band(row, DELTA) is not None}
 
 
-def _style(which: Variant) -> Style:
-    """Dashed in the colour of MOON, and of the balancer, for MOON with other settings, and a balancer with Muon."""
-    method, changes = which
-    return replace(method_style(method), dash=DASHES[1]) if changes or "+" in method else method_style(method)
-
-
 def _draw_delta(rows: Mapping[str, Row], axes: Axes) -> None:
-    styles = {variant(*each): _style(each) for each in DRAWN}
+    styles = {variant(*each): variant_style(*each) for each in DRAWN}
     for name, row in reversed(list(rows.items())):  # the first on top
         if (band := metric_band(row, DELTA)) is not None:
             draw_band(band, styles[name], steps_per_epoch(row), TICKS[0], axes)
@@ -75,9 +69,9 @@ def _draw_delta(rows: Mapping[str, Row], axes: Axes) -> None:
 
 def _swept(sweep: Stage) -> Swept:
     """What was run of the sweep: MOON's Δm at each beta, and one Δm of methods without."""
-    styles = zip(LOSSES, (_style(PLAIN), replace(_style(ROBUST), marker="s")), strict=True)
+    styles = zip(LOSSES, (variant_style(*PLAIN), replace(variant_style(*ROBUST), marker="s")), strict=True)
     found = {f"moon loss={loss}": (style, [average(sweep.moon(loss, beta), DELTA) for beta in BETAS]) for loss, style in styles}
-    found |= {name: (_style((name, {})), [average(sweep.row(name), DELTA)]) for name in BESIDE}
+    found |= {name: (variant_style(name, {}), [average(sweep.row(name), DELTA)]) for name in BESIDE}
     return {name: (style, values) for name, (style, values) in found.items() if any(map(math.isfinite, values))}
 
 

@@ -12,7 +12,8 @@ from moonopt.runs.report.reading import Line
 from moonopt.runs.report.study import Outcome, Row, Study, number
 from studies.results import (
     BETA,
-    Changes,
+    LOG_AUTO,
+    LOSS,
     Results,
     Speed,
     Tuning,
@@ -24,13 +25,12 @@ from studies.results import (
     study_of,
 )
 
-EPOCHS, SCHEDULE, LOSS = "train.epochs", "train.schedule", "optimizer.loss"
+EPOCHS, SCHEDULE = "train.epochs", "train.schedule"
 DELTA = "Δm"
 
 #: Epochs of the stages; of the budget where nothing else was run.
 BUDGET, SWEEP, PROTOCOL = 60, 12, 300
 
-LOG_AUTO: Changes = {BETA: "auto", LOSS: "log"}
 PLAIN: Variant = ("moon", {})
 ROBUST: Variant = ("moon", LOG_AUTO)
 #: Those that are tuned; the rest have the rate of ls.

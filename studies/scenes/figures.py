@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 
 from matplotlib.axes import Axes
@@ -11,9 +10,9 @@ from moonopt.runs.report.curves import metric_band
 from moonopt.runs.report.delta import DELTA
 from moonopt.runs.report.drawing import INK, Panel, Plot
 from moonopt.runs.report.study import Row
-from moonopt.runs.report.styles import DASHES, Style
+from moonopt.runs.report.styles import Style
 from studies.entries import variant
-from studies.figures import draw_band, method_style, steps_per_epoch
+from studies.figures import draw_band, steps_per_epoch, variant_style
 from studies.scenes.results import Rooms
 
 FIGURE = "nyuv2-delta"
@@ -21,18 +20,11 @@ FIGURE = "nyuv2-delta"
 
 def plots(rooms: Rooms) -> list[Plot]:
     """None where there is nothing that Δm could be against."""
-    styles = {
-        variant(row.method, rooms.changes(row)): (row, _style(rooms, row)) for row in rooms.study.rows if not row.is_single
-    }
+    rows = [(row, rooms.changes(row)) for row in rooms.study.rows if not row.is_single]
+    styles = {variant(row.method, changes): (row, variant_style(row.method, changes)) for row, changes in rows}
     drawn = {name: each for name, each in styles.items() if rooms.reference is not None and metric_band(each[0], DELTA.name)}
     title, legend = "Δm on test data over epochs, lower is better", {name: style for name, (_, style) in drawn.items()}
     return [Plot(FIGURE, title, "", [Panel("", partial(_draw, drawn))], legend)] if drawn else []
-
-
-def _style(rooms: Rooms, row: Row) -> Style:
-    """Dashed for a balancer with Muon, and for MOON with other settings than the paper's."""
-    style = method_style(row.method)
-    return replace(style, dash=DASHES[1]) if "+" in row.method or rooms.changes(row) else style
 
 
 def _draw(drawn: Mapping[str, tuple[Row, Style]], axes: Axes) -> None:

@@ -11,10 +11,10 @@ from moonopt.runs.report.delta import DELTA, Reference, single_reference, why_un
 from moonopt.runs.report.reading import Line
 from moonopt.runs.report.study import Outcome
 from moonopt.runs.single import TASK
-from studies.results import BETA, Results, Speed, Variant, read_exports, read_speed, read_tuning, study_of
+from studies.results import LOG_AUTO, Results, Speed, Variant, read_exports, read_speed, read_tuning, study_of
 
 MOON: Variant = ("moon", {})
-ROBUST: Variant = ("moon", {BETA: "auto", "optimizer.loss": "log"})
+ROBUST: Variant = ("moon", LOG_AUTO)
 
 NETWORKS: Mapping[str, type[CelebA]] = {bench.name: bench for bench in (CelebaCNN, CelebaViT)}
 
