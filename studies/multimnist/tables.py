@@ -170,12 +170,13 @@ def _of_data(changes: Changes) -> Changes:
 def _beyond(results: MultiMNIST) -> str:
     """Every variant on the same data that no other table has, beside the method as it is in the main table."""
     elsewhere: list[Changes] = [{}, *({GAMMA: value} for value in GAMMAS), *({BETA: value} for value in BETAS)]
-    elsewhere += [changes for _, changes in COMPONENTS.values()]
     own = results.tuning[OWN]["chosen"] if OWN in results.tuning else {}
     lines = []
     for row in results.study.rows:
         changes = results.changes(row)
-        if changes in elsewhere or _of_data(changes) or (row.method in own and _has(results, row, own[row.method])):
+        without_component = any(changed.items() <= changes.items() for _, changed in COMPONENTS.values())
+        is_own_choice = row.method in own and _has(results, row, own[row.method])
+        if changes in elsewhere or without_component or is_own_choice or _of_data(changes):
             continue
         accuracies = [entry(row, metric) for metric in METRICS]
         change, interval, *_ = difference(results.compare((row.method, changes), (row.method, {}), AVERAGE))
