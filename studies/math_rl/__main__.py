@@ -1,7 +1,7 @@
 """The tables and figures of docs/math-rl.md: ``python -m studies.math_rl results/math-rl docs``.
 
-Every number comes from the exported runs in the first folder, and from speed/language-h200.json beside it; what is not there is
-"not run yet" or "not measured yet". Figures are images/math-rl-*.svg.
+Every number comes from the exported runs in the first folder, and from speed/language-h200.json and sampling-h200.json beside
+it; what is not there is "not run yet" or "not measured yet". Figures are images/math-rl-*.svg.
 """
 
 from collections.abc import Sequence

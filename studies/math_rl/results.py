@@ -21,6 +21,7 @@ class Language(Results):
 
     start: Row | None
     speed: Sequence[Speed]
+    sampling: Sequence[Speed]
 
     given: ClassVar = ("model.folder",)
 
@@ -32,15 +33,14 @@ class Language(Results):
 
 
 def read(folder: Path) -> Language:
-    """The runs of a folder, which need not be there, and the file of speed beside it."""
+    """The runs of a folder, which need not be there, and the files of speed beside it."""
     runs = read_exports(folder)
     begun = study_of([run for run in runs if not run.config["settings"][RATE]], MathRL)
     study = study_of([run for run in runs if run.config["settings"][RATE]], MathRL)
     starts = [outcome for row in begun.rows for outcome in row.outcomes]
     rows = [replace(row, outcomes=[_from_start(each, starts) for each in row.outcomes]) for row in study.rows]
-    results = Language(
-        replace(study, rows=rows), read_tuning(folder), None, read_speed(folder.parent / "speed", "language-h200.json")
-    )
+    speed = {name: read_speed(folder.parent / "speed", f"{name}-h200.json") for name in ("language", "sampling")}
+    results = Language(replace(study, rows=rows), read_tuning(folder), None, speed["language"], speed["sampling"])
     main = [outcome.runs[0] for row in results.rows(METHODS) for outcome in row.outcomes]
     start = next((row for row in begun.rows if not main or _same_problems(row.outcomes[0].runs[0], main[0])), None)
     return replace(results, start=start)

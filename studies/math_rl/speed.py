@@ -1,7 +1,8 @@
-"""Memory and time of a step with 1.7 billion parameters."""
+"""Memory and time of a step with 1.7 billion parameters, and the time of sampling."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from moonopt.speed import sampling
 from moonopt.speed.language import REFERENCE
 from studies.entries import NOT_MEASURED, markdown
 from studies.results import Speed
@@ -25,14 +26,35 @@ def speed_table(speed: Sequence[Speed]) -> str:
     return "\n\n".join(map(_table, speed)) or f"{NOT_MEASURED.capitalize()}."
 
 
+def sampling_table(speed: Sequence[Speed]) -> str:
+    return "\n\n".join(map(_sampling_table, speed)) or f"{NOT_MEASURED.capitalize()}."
+
+
+def _sampling_table(found: Speed) -> str:
+    lines = []
+    for name, times in found["times"].items():
+        rate = f"{found['tokens_per_second'][name]:,.0f}"
+        lines.append([name, _milliseconds(times), rate, f"{found['ratios'][name]:.2f}"])
+    tokens = f"{found['prompts']} prompts of {found['prompt']} tokens, responses of {found['response']}"
+    where = f"{_where(found)}, {found['parameters']:,} parameters, {tokens}."
+    heading = ["", "ms (quartiles)", "tokens a second", f"times as fast as {sampling.REFERENCE}"]
+    return f"{where}\n\n{markdown(heading, lines)}"
+
+
 def _table(found: Speed) -> str:
     lines = []
     for name, times in found["times"].items():
-        milliseconds = f"{times['ms']:.0f} ({times['low_ms']:.0f} to {times['high_ms']:.0f})"
         peak, muon = (found["peaks_gib"][each] for each in (name, "muon"))
         memory = [f"{peak * GIB / GB:.2f}", f"{peak / muon:.3f}", f"{found['states_gib'][name] * GIB / GB:.2f}"]
-        lines.append([name, milliseconds, f"{found['ratios'][name]:.2f}", *memory])
-    environment, tokens = found["environment"], f"{found['batch']} x {found['length']} tokens"
-    where = f"{environment['device']}, torch {environment['torch']}, {found['parameters']:,} parameters, {tokens}."
+        lines.append([name, _milliseconds(times), f"{found['ratios'][name]:.2f}", *memory])
+    where = f"{_where(found)}, {found['parameters']:,} parameters, {found['batch']} x {found['length']} tokens."
     heading = ["", "ms a step (quartiles)", f"times {REFERENCE}", "peak (GB)", "times muon's peak", "optimizer's state (GB)"]
     return f"{where}\n\n{markdown(heading, lines)}"
+
+
+def _milliseconds(times: Mapping[str, float]) -> str:
+    return f"{times['ms']:.0f} ({times['low_ms']:.0f} to {times['high_ms']:.0f})"
+
+
+def _where(found: Speed) -> str:
+    return f"{found['environment']['device']}, torch {found['environment']['torch']}"

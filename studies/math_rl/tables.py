@@ -11,7 +11,7 @@ from studies.entries import NOT_MEASURED, NOT_RUN, average, markdown, variant
 from studies.figures import steps_per_epoch
 from studies.math_rl.figures import FIGURES, OBJECTIVES, sampled_row
 from studies.math_rl.results import METHODS, MOON, OTHERS, Language
-from studies.math_rl.speed import speed_table, speed_target
+from studies.math_rl.speed import sampling_table, speed_table, speed_target
 from studies.results import RATE, setting
 from studies.tables import NOTHING, differences_table, figures, metrics_table, missing
 
@@ -47,6 +47,7 @@ def tables(results: Language, drawn: Iterable[Plot]) -> dict[str, str]:
         "sampled": _sampled(results),
         "others": _others(results),
         "speed": speed_table(results.speed),
+        "sampling": sampling_table(results.sampling),
         "missing": _missing(results),
         **figures(FIGURES, drawn),
     }
@@ -138,6 +139,9 @@ def _missing(results: Language) -> str:
         NOT_RUN: [*([START] if results.start is None else []), *(method for method, row in rows.items() if row is None)],
         f"another rate, {NOT_RUN}": [method for method in METHODS if method not in rates],
         "one seed": [method for method, row in rows.items() if row is not None and len(row.outcomes) == 1],
-        f"speed, {NOT_MEASURED}": [] if results.speed else ["a step with 1.7 billion parameters"],
+        f"speed, {NOT_MEASURED}": [
+            *([] if results.speed else ["a step with 1.7 billion parameters"]),
+            *([] if results.sampling else ["sampling"]),
+        ],
     }
     return missing(found)

@@ -4,6 +4,7 @@ import pytest
 import tiny_language_models as tiny
 import torch
 
+from moonopt.bench.text import decoding
 from moonopt.bench.text.policy import response_log_probs
 from moonopt.bench.text.sampling import left_padded, sample
 from moonopt.errors import UserError
@@ -135,3 +136,67 @@ def test_a_sequence_over_the_context_is_refused():
 def test_settings_without_meaning_are_refused(changes):
     with pytest.raises(UserError, match="length of at least 1 and a temperature of at least 0"):
         drawn(tiny.qwen3(), **changes)
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+FAMILIES = {
+    "qwen3": tiny.qwen3,
+    "llama": tiny.llama,
+    "two heads for a key": lambda *args: tiny.qwen3(*args, num_attention_heads=4, num_key_value_heads=2),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("prompts", [PROMPTS, [[5], [6]]], ids=["several tokens", "one token"])
+def test_a_cache_of_fixed_size_samples_the_same_as_one_that_grows(family, prompts):
+    model = FAMILIES[family](torch.float64)
+    options = {"prompts": prompts, "length": 20, "decoder": lambda model, _, most: decoding.FixedDecoder(model, most, False)}
+    expected = drawn(model, prompts=prompts, end=NO_END, length=20)
+    assert torch.equal(drawn(model, end=NO_END, **options).response, expected.response)
+    assert drawn(model, end=expected.response[0, :2].tolist(), **options).lengths[0] == 1
+
+
+@pytest.mark.parametrize("addition", [{}, {"s_aux": torch.zeros(1)}], ids=["plain", "with more than that"])
+def test_one_query_attends_as_in_transformers(addition):
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    module = tiny.qwen3(num_attention_heads=4, num_key_value_heads=2).model.layers[0].self_attn
+    query, key, value = (torch.randn(3, heads, places, 8) for heads, places in ((4, 1), (2, 6), (2, 6)))
+    mask = torch.rand(3, 1, 1, 6) < 0.6
+    mask[..., 0] = True
+    found, expected = (
+        attend(module, query, key, value, mask, scaling=0.3, **addition)[0]
+        for attend in (decoding._attend, sdpa_attention_forward)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_only_whole_attention_has_a_cache_of_fixed_size():
+    gpu, model = torch.device("cuda"), tiny.qwen3()
+    assert decoding._can_capture(model, gpu)
+    assert not decoding._can_capture(model, torch.device("cpu"))
+    model.config.layer_types = ["full_attention", "sliding_attention"]
+    assert not decoding._can_capture(model, gpu)
+    assert not decoding._can_capture(tiny.qwen3(attn_implementation="eager"), gpu)
+
+
+@needs_gpu
+@pytest.mark.parametrize("amp", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_captured_steps_sample_the_same(family, amp):
+    """Also where torch is told to be deterministic; and in bfloat16 until two likely tokens are nearly the same."""
+    model = FAMILIES[family]().cuda()
+    tokens, mask = (each.cuda() for each in left_padded([[20 + n, *range(3, 3 + n % 5)] for n in range(12)], tiny.PAD))
+
+    def found(**decoder):
+        with torch.autocast("cuda", torch.bfloat16, enabled=amp):
+            return sample(model, tokens, mask, generator(), length=24, end=NO_END, pad=tiny.PAD, **decoder).response
+
+    torch.use_deterministic_algorithms(True)
+    try:
+        captured, again, grown = found(), found(), found(decoder=lambda model, *_: decoding.GrowingDecoder(model))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(captured, again)
+    assert (captured == grown).float().mean() > (0.8 if amp else 0.999)
+    assert captured.unique().numel() > 5

@@ -56,15 +56,16 @@ def exports(tiny, data):
 def made(study, exports, tmp_path):
     """Makes the tables of the exports, each of which may be changed first, or left out by returning nothing."""
 
-    def make(change=lambda content: content, speed=None):
+    def make(change=lambda content: content, **speed):
         results = tmp_path / "results" / "math-rl"
         results.mkdir(parents=True)
         for number, content in enumerate(contents(exports)):
             if changed := change(content):
                 (results / f"{number}.json").write_text(json.dumps(changed))
-        if speed is not None:
-            (results.parent / "speed").mkdir()
-            (results.parent / "speed" / "language-h200.json").write_text(json.dumps(speed))
+        (results.parent / "speed").mkdir()
+        for name, result in speed.items():
+            content = {"environment": {"device": "NVIDIA H200", "torch": "2.11"}, "results": [result]}
+            (results.parent / "speed" / f"{name}-h200.json").write_text(json.dumps(content))
         return study.tables(study.read(results), [])
 
     return make
@@ -223,8 +224,21 @@ def step():
 )
 def test_memory_must_fit_and_be_hardly_more_than_muons(moon, muon, told, made, step):
     result = step | {"peaks_gib": {"ls+adamw": 50.0, "muon": muon, "moon": moon}}
-    found = made(speed={"environment": {"device": "NVIDIA H200", "torch": "2.11"}, "results": [result]})
+    found = made(language=result)
     assert told in found["target"]
     table = lines(found["speed"])
     assert table["moon"]["peak (GB)"] == f"{moon * 2**30 / 1e9:.2f}"
     assert table["ls+adamw"]["times ls+adamw"] == "1.00"
+
+
+def test_sampling_is_told_in_tokens_a_second(made):
+    measured = importlib.import_module("moonopt.speed.sampling")
+    result = measured.measure(rounds=2, device="cpu", size=measured.SMALL)
+    found = made(sampling=result)
+    table = lines(found["sampling"])
+    assert table["transformers"]["times as fast as transformers"] == "1.00"
+    assert float(table["fixed cache"]["tokens a second"].replace(",", "")) == pytest.approx(
+        result["tokens_per_second"]["fixed cache"], abs=1
+    )
+    assert "3 prompts of 5 tokens, responses of 8" in found["sampling"]
+    assert "sampling" not in found["missing"]

@@ -72,7 +72,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 
-MEASUREMENTS = ("polar", "step", "tasks", "balance", "molecules", "faces", "loading", "memory", "language")
+MEASUREMENTS = ("polar", "step", "tasks", "balance", "molecules", "faces", "loading", "memory", "language", "sampling")
 
 
 def main() -> None:

@@ -4,13 +4,13 @@ All randomness comes from one generator: a token is the largest of its logits pl
 prompts give the same responses, so that a resumed run goes on as if it had not stopped.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from moonopt.bench.text.decoding import NextLogits, decoder_for
 from moonopt.bench.text.policy import Samples, positions
 from moonopt.errors import UserError
 from moonopt.tasks.modes import eval_mode
@@ -45,6 +45,7 @@ def sample(
     end: Sequence[int],
     pad: int,
     temperature: float = 1.0,
+    decoder: Callable[[Any, torch.device, int], NextLogits] = decoder_for,
 ) -> Samples:
     """A response to every prompt, from the model in eval mode.
 
@@ -57,6 +58,7 @@ def sample(
         end: tokens that end a response, and belong to it.
         pad: the token behind the end.
         temperature: by which logits are divided; at 0 the likeliest token is taken, and nothing is random.
+        decoder: what computes logits for a model, a device and the most tokens of a prompt with its response.
 
     """
     _check(model, prompt.shape[1], length, temperature)
@@ -65,7 +67,7 @@ def sample(
     tokens, mask, finished = [], prompt_mask, torch.zeros(len(prompt), dtype=torch.bool, device=prompt.device)
     masks: list[Tensor] = []
     with eval_mode(model):  # no dropout; and with gradient checkpointing, models have a cache only then
-        logits_of = _Steps(model)
+        logits_of = decoder(model, prompt.device, prompt.shape[1] + length)
         step, places = prompt, positions(prompt_mask)
         for number in range(length):
             chosen = _choose(logits_of(step, mask, places), noise, temperature)
@@ -80,25 +82,6 @@ def sample(
     response, response_mask = torch.stack(tokens, 1), torch.stack(masks, 1)
     longest = int(response_mask.sum(1).max())
     return Samples(prompt, prompt_mask, response[:, :longest], response_mask[:, :longest])
-
-
-class _Steps:
-    """The logits of the next token, while the cache grows. They are in float32, as those of the loss."""
-
-    def __init__(self, model: Any) -> None:
-        self._model, head = model, model.get_output_embeddings()
-        bias = getattr(head, "bias", None)
-        self._wide = torch.promote_types(head.weight.dtype, torch.float32)
-        self._weight, self._bias = head.weight.to(self._wide), None if bias is None else bias.to(self._wide)
-        self._cache: Any = None
-
-    def __call__(self, tokens: Tensor, mask: Tensor, places: Tensor) -> Tensor:
-        found = self._model.base_model(
-            input_ids=tokens, attention_mask=mask.long(), position_ids=places, past_key_values=self._cache, use_cache=True
-        )
-        self._cache = found.past_key_values
-        with torch.autocast(tokens.device.type, enabled=False):
-            return functional.linear(found.last_hidden_state[:, -1].to(self._wide), self._weight, self._bias)
 
 
 def _choose(logits: Tensor, noise: torch.Generator, temperature: float) -> Tensor:

@@ -1,0 +1,143 @@
+"""Responses of a language model: ``python -m moonopt.speed.sampling [--json] [--small]``.
+
+SmolLM2-135M's configuration with random weights, in float32 under bfloat16 autocast, 64 prompts of 220 tokens, 256 tokens of
+each response at temperature 0.7: by ``generate`` of transformers, by our sampler with a cache that grows, and, on a GPU, by our
+sampler with a cache of fixed size and captured steps, as ``math-rl`` samples there. One interleaved run.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from moonopt.bench.text.decoding import FixedDecoder, GrowingDecoder, NextLogits
+from moonopt.bench.text.policy import Samples
+from moonopt.bench.text.sampling import sample
+from moonopt.speed.measure import command_line, interleaved, show, timing
+from moonopt.tasks.modes import multiplying
+
+REFERENCE = "transformers"
+TEMPERATURE = 0.7
+
+
+class Size(NamedTuple):
+    """A Llama, and what is sampled of it."""
+
+    layers: int
+    width: int
+    intermediate: int
+    heads: int
+    key_value_heads: int
+    vocabulary: int
+    prompts: int
+    prompt: int
+    response: int
+
+
+#: SmolLM2-135M, and one that a CPU takes no time for.
+LARGE = Size(30, 576, 1536, 9, 3, 49_152, prompts=64, prompt=220, response=256)
+SMALL = Size(2, 32, 48, 4, 2, 128, prompts=3, prompt=5, response=8)
+
+
+def measure(rounds: int = 3, device: str = "cuda", size: Size = LARGE) -> dict[str, Any]:
+    """For every way milliseconds of all responses, and tokens a second."""
+    torch.manual_seed(0)
+    model = _model(size, device)
+    decoders: dict[str, Callable[[Any, int], NextLogits]] = {"growing cache": lambda model, _: GrowingDecoder(model)}
+    decoders["fixed cache"] = lambda model, most: FixedDecoder(model, most, captured=False)
+    if torch.device(device).type == "cuda":
+        decoders["captured"] = lambda model, most: FixedDecoder(model, most, captured=True)
+    prompt = torch.randint(size.vocabulary, (size.prompts, size.prompt), device=device)
+    contestants: dict[str, Callable[[], object]] = {REFERENCE: lambda: _generate(model, prompt, size)}
+    contestants |= {name: partial(_sample, model, prompt, size, build) for name, build in decoders.items()}
+    with multiplying(tf32=True):
+        times = interleaved(contestants, rounds, warmup=1)
+    tokens = size.prompts * size.response
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "prompts": size.prompts,
+        "prompt": size.prompt,
+        "response": size.response,
+        "rounds": rounds,
+        "times": times,
+        "tokens_per_second": {name: 1e3 * tokens / found["ms"] for name, found in times.items()},
+        "ratios": {name: times[REFERENCE]["ms"] / found["ms"] for name, found in times.items()},
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = command_line("sampling", __doc__, rounds=3)
+    parser.add_argument("--small", action="store_true", help="a tiny model, to try the measurement out")
+    options = parser.parse_args(arguments)
+    if options.device == "cpu" and not options.small:
+        parser.error("16,384 tokens of 135 million parameters are measured on a GPU: add --device cuda, or --small")
+    show(options, [measure(options.rounds, options.device, SMALL if options.small else LARGE)], _lines)
+
+
+def _lines(result: dict[str, Any]) -> list[str]:
+    title = f"Llama with {result['parameters']:,} parameters, {result['prompts']} responses of {result['response']} tokens"
+    lines = [f"{title}, median of {result['rounds']} rounds; times as fast as {REFERENCE}"]
+    for who, found in result["times"].items():
+        lines.append(
+            f"  {who:13} {timing(found)}  {result['ratios'][who]:6.2f}x  {result['tokens_per_second'][who]:9,.0f} tokens/s"
+        )
+    return lines
+
+
+def _model(size: Size, device: str) -> Any:
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    automatic: Any = AutoModelForCausalLM  # untyped in some versions
+    config = LlamaConfig(
+        vocab_size=size.vocabulary,
+        hidden_size=size.width,
+        intermediate_size=size.intermediate,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.key_value_heads,
+        max_position_embeddings=size.prompt + size.response,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    with torch.device(device):
+        return automatic.from_config(config, dtype=torch.float32).eval()
+
+
+def _autocast(model: Any) -> torch.autocast:
+    return torch.autocast(model.device.type, torch.bfloat16)
+
+
+def _sample(model: Any, prompt: torch.Tensor, size: Size, build: Callable[[Any, int], NextLogits]) -> Samples:
+    with _autocast(model):
+        return sample(
+            model,
+            prompt,
+            torch.ones_like(prompt, dtype=torch.bool),
+            torch.Generator().manual_seed(0),
+            length=size.response,
+            end=[size.vocabulary],
+            pad=0,
+            temperature=TEMPERATURE,
+            decoder=lambda model, _, most: build(model, most),
+        )
+
+
+@torch.no_grad()
+def _generate(model: Any, prompt: torch.Tensor, size: Size) -> torch.Tensor:
+    with _autocast(model):
+        return model.generate(  # type: ignore[no-any-return]
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=True,
+            temperature=TEMPERATURE,
+            top_k=0,
+            min_new_tokens=size.response,
+            max_new_tokens=size.response,
+        )
+
+
+if __name__ == "__main__":
+    main()
