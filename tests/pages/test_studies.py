@@ -240,7 +240,7 @@ def test_the_script_of_qm9_waits_for_the_checkpoints_of_its_runs_when_it_is_told
 def test_the_script_of_qm9_takes_rates_where_they_were_tuned_and_can_be_restricted(tmp_path):
     tuned = {"grids": {"ls": {"optimizer.lr": [0.1, 0.2]}}, "chosen": {"ls": {"optimizer.lr": 0.002}}, "trials": []}
     (tmp_path / "tuned-ls.json").write_text(json.dumps(tuned, indent=2))
-    environment = with_python(tmp_path, ECHO, METHODS="ls,dwa,moon-log-auto", SEEDS="0,2")
+    environment = with_python(tmp_path, ECHO, METHODS="ls,dwa,moon-log-auto", SEEDS="0,2", TUNED=str(tmp_path / "none"))
     done = subprocess.run([ROOT / "studies" / "qm9.sh", "budget"], env=environment, capture_output=True, text=True)
     dwa, ls, moon = sorted(done.stdout.splitlines(), key=lambda line: line.partition("--methods ")[2])
     assert "--methods dwa --set optimizer.lr=0.002" in dwa
@@ -248,6 +248,10 @@ def test_the_script_of_qm9_takes_rates_where_they_were_tuned_and_can_be_restrict
     assert "--methods moon --set optimizer.beta=auto --set optimizer.loss=log" in moon
     assert "--tuned" not in moon
     assert all("--seeds 0,2" in line for line in (dwa, ls, moon))
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "tuned-moon-log-auto.json").write_text(json.dumps(tuned))
+    done = subprocess.run([ROOT / "studies" / "qm9.sh", "budget"], env=environment, capture_output=True, text=True)
+    assert "none/tuned-moon-log-auto.json" in done.stdout
 
 
 def test_the_report_reads_the_folder_in_spite_of_its_tuning_files(tmp_path):
