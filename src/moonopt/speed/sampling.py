@@ -1,6 +1,6 @@
 """Responses of a language model: ``python -m moonopt.speed.sampling [--json] [--small]``.
 
-SmolLM2-135M's configuration with random weights, in float32 under bfloat16 autocast, 64 prompts of 220 tokens, 256 tokens of
+SmolLM2-135M's configuration with random weights, in float32 under bfloat16 autocast, 64 prompts of 220 tokens, 64 tokens of
 each response at temperature 0.7: by ``generate`` of transformers, by our sampler with a cache that grows, and, on a GPU, by our
 sampler with a cache of fixed size and captured steps, as ``math-rl`` samples there. One interleaved run.
 """
@@ -36,7 +36,7 @@ class Size(NamedTuple):
 
 
 #: SmolLM2-135M, and one that a CPU takes no time for.
-LARGE = Size(30, 576, 1536, 9, 3, 49_152, prompts=64, prompt=220, response=256)
+LARGE = Size(30, 576, 1536, 9, 3, 49_152, prompts=64, prompt=220, response=64)
 SMALL = Size(2, 32, 48, 4, 2, 128, prompts=3, prompt=5, response=8)
 
 
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--small", action="store_true", help="a tiny model, to try the measurement out")
     options = parser.parse_args(arguments)
     if options.device == "cpu" and not options.small:
-        parser.error("16,384 tokens of 135 million parameters are measured on a GPU: add --device cuda, or --small")
+        parser.error("135 million parameters are measured on a GPU: add --device cuda, or --small")
     show(options, [measure(options.rounds, options.device, SMALL if options.small else LARGE)], _lines)
 
 
