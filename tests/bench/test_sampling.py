@@ -1,5 +1,7 @@
 """Sampling from a tiny random Qwen3: the cache, padding, ends, temperature, and randomness from a generator alone."""
 
+from types import SimpleNamespace
+
 import pytest
 import tiny_language_models as tiny
 import torch
@@ -146,18 +148,36 @@ FAMILIES = {
 }
 
 
+def fixed(model, _, most):
+    return decoding.FixedDecoder(model, most, captured=False)
+
+
+def grown(model, *_):
+    return decoding.GrowingDecoder(model)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("length", [1, 2, 3, 20])
 @pytest.mark.parametrize("prompts", [PROMPTS, [[5], [6]]], ids=["several tokens", "one token"])
-def test_a_cache_of_fixed_size_samples_the_same_as_one_that_grows(family, prompts):
+def test_a_cache_of_fixed_size_samples_the_same_as_one_that_grows(family, length, prompts):
     model = FAMILIES[family](torch.float64)
-    options = {"prompts": prompts, "length": 20, "decoder": lambda model, _, most: decoding.FixedDecoder(model, most, False)}
-    expected = drawn(model, prompts=prompts, end=NO_END, length=20)
-    assert torch.equal(drawn(model, end=NO_END, **options).response, expected.response)
-    assert drawn(model, end=expected.response[0, :2].tolist(), **options).lengths[0] == 1
+    ends = drawn(model, prompts=prompts, end=NO_END, length=20).response[:, 3].tolist()
+    for end in (NO_END, ends):
+        found, expected = (drawn(model, prompts=prompts, end=end, length=length, decoder=kind) for kind in (fixed, grown))
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert length < 4 or expected.lengths.max() < length
 
 
-@pytest.mark.parametrize("addition", [{}, {"s_aux": torch.zeros(1)}], ids=["plain", "with more than that"])
-def test_one_query_attends_as_in_transformers(addition):
+def test_every_step_attends_by_ours(monkeypatch):
+    calls, ours = [], decoding._attend
+    monkeypatch.setattr(decoding, "_attend", lambda *args, **options: calls.append(1) or ours(*args, **options))
+    model = tiny.qwen3()
+    drawn(model, end=NO_END, length=9, decoder=fixed)
+    assert len(calls) == 8 * model.config.num_hidden_layers  # the first token comes from the prompts
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_one_query_attends_as_in_transformers():
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     module = tiny.qwen3(num_attention_heads=4, num_key_value_heads=2).model.layers[0].self_attn
@@ -165,38 +185,96 @@ def test_one_query_attends_as_in_transformers(addition):
     mask = torch.rand(3, 1, 1, 6) < 0.6
     mask[..., 0] = True
     found, expected = (
-        attend(module, query, key, value, mask, scaling=0.3, **addition)[0]
-        for attend in (decoding._attend, sdpa_attention_forward)
+        attend(module, query, key, value, mask, scaling=0.3)[0] for attend in (decoding._attend, sdpa_attention_forward)
     )
     torch.testing.assert_close(found, expected)
 
 
-def test_only_whole_attention_has_a_cache_of_fixed_size():
+def test_no_token_of_a_prompt_sees_nothing_or_what_comes_later():
+    mask = torch.tensor([[False, False, True, True], [True, True, True, True]])
+    found = decoding._prompt_mask(mask, 6)
+    assert found.shape == (2, 1, 4, 6)
+    assert found.any(-1).all()
+    assert found[0, 0].int().tolist() == [[1, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0], [0, 0, 1, 0, 0, 0], [0, 0, 1, 1, 0, 0]]
+    assert found[1, 0].int().tolist() == [[1] * n + [0] * (6 - n) for n in (1, 2, 3, 4)]
+
+
+def with_torchs_attention(config):
+    config._attn_implementation = "sdpa"
+    return SimpleNamespace(config=config)
+
+
+def test_only_families_that_are_known_and_see_everything_have_a_cache_of_fixed_size():
+    import transformers
+
     gpu, model = torch.device("cuda"), tiny.qwen3()
     assert decoding._can_capture(model, gpu)
+    assert decoding._can_capture(tiny.llama(), gpu)
+    assert decoding._can_capture(with_torchs_attention(transformers.Qwen2Config()), gpu)
     assert not decoding._can_capture(model, torch.device("cpu"))
     model.config.layer_types = ["full_attention", "sliding_attention"]
     assert not decoding._can_capture(model, gpu)
     assert not decoding._can_capture(tiny.qwen3(attn_implementation="eager"), gpu)
+    rotation = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10_000.0}
+    assert not decoding._can_capture(with_torchs_attention(transformers.LlamaConfig(rope_parameters=rotation)), gpu)
+    for name in ("Mistral", "Gemma3", "Falcon", "Bart"):
+        config = getattr(transformers, f"{name}Config")()
+        assert not decoding._can_capture(with_torchs_attention(config), gpu), name
 
 
 @needs_gpu
 @pytest.mark.parametrize("amp", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_captured_steps_sample_the_same(family, amp):
-    """Also where torch is told to be deterministic; and in bfloat16 until two likely tokens are nearly the same."""
+def test_captured_steps_sample_the_same(family, amp, monkeypatch):
+    """Where torch is told to be deterministic, after weights have changed, and in bfloat16 until two tokens are as likely."""
+    graphs, capture = [], decoding.FixedDecoder._capture
+    monkeypatch.setattr(decoding.FixedDecoder, "_capture", lambda *args: graphs.append(capture(*args)) or graphs[-1])
     model = FAMILIES[family]().cuda()
-    tokens, mask = (each.cuda() for each in left_padded([[20 + n, *range(3, 3 + n % 5)] for n in range(12)], tiny.PAD))
+    prompts = [[20 + n, *range(3, 3 + n % 5)] for n in range(12)]
 
     def found(**decoder):
+        tokens, mask = (each.cuda() for each in left_padded(prompts, tiny.PAD))
         with torch.autocast("cuda", torch.bfloat16, enabled=amp):
-            return sample(model, tokens, mask, generator(), length=24, end=NO_END, pad=tiny.PAD, **decoder).response
+            return sample(model, tokens, mask, generator(), length=24, end=[tiny.END], pad=tiny.PAD, **decoder).response
+
+    def check():
+        captured, again, expected = found(), found(), found(decoder=grown)
+        assert torch.equal(captured, again)
+        length = min(captured.shape[1], expected.shape[1])
+        assert (captured[:, :length] == expected[:, :length]).float().mean() > (0.7 if amp else 0.999)
+        return captured
 
     torch.use_deterministic_algorithms(True)
     try:
-        captured, again, grown = found(), found(), found(decoder=lambda model, *_: decoding.GrowingDecoder(model))
+        first = check()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        second = check()
+        prompts = [[20 + n] for n in range(12)]
+        check()
     finally:
         torch.use_deterministic_algorithms(False)
-    assert torch.equal(captured, again)
-    assert (captured == grown).float().mean() > (0.8 if amp else 0.999)
-    assert captured.unique().numel() > 5
+    assert first.shape != second.shape or not torch.equal(first, second)
+    assert len(graphs) == 6
+    assert None not in graphs
+
+
+@needs_gpu
+def test_a_step_that_cannot_be_captured_is_computed(monkeypatch):
+    model = tiny.qwen3().cuda()
+    tokens, mask = (each.cuda() for each in left_padded(PROMPTS, tiny.PAD))
+    options = {"length": 12, "end": NO_END, "pad": tiny.PAD}
+    expected = sample(model, tokens, mask, generator(), **options)
+    attend = decoding._attend
+
+    def waits(*args, **others):
+        args[1].sum().item()
+        return attend(*args, **others)
+
+    monkeypatch.setattr(decoding, "_attend", waits)
+    stream = torch.cuda.current_stream()
+    with pytest.warns(UserWarning, match="without a CUDA graph"):
+        found = sample(model, tokens, mask, generator(), **options)
+    assert torch.equal(found.response, expected.response)
+    assert torch.cuda.current_stream() == stream

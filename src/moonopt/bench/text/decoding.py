@@ -5,6 +5,7 @@ from the beginning, and a step, always the same then, is captured as a CUDA grap
 """
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,13 +13,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from moonopt.errors import one_sentence
+
 #: Tokens, a mask of all that were seen with them, their positions, and the logits (n, vocabulary) behind the last of them.
 NextLogits = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-#: The kinds of layers and of attention that a mask of our own is good for, and our name for the latter with one query.
-LAYER, ATTENTION, ONE_QUERY = "full_attention", "sdpa", "moonopt_one_query"
-#: What some models add to their attention.
-ADDITIONS = ("softcap", "s_aux", "position_bias")
+#: Families, by ``config.model_type``, whose layers take positions, a mask and a cache as they are given. Others may count
+#: positions themselves, add to the mask, or ask more of a cache, and would sample something else without a word.
+FAMILIES = ("llama", "qwen2", "qwen3")
+#: Rotary positions that look at values in Python.
+DYNAMIC_ROTATIONS = ("dynamic", "longrope")
+#: What a layer must be that sees all tokens.
+WHOLE = "full_attention"
+#: Torch's attention, and ours of one query, by the names that transformers gives them.
+ATTENTION, ONE_QUERY = "sdpa", "moonopt_one_query"
 #: The size of a cache is a multiple of it, so that masks are aligned for the attention's kernels.
 UNIT = 16
 
@@ -30,9 +38,15 @@ def decoder_for(model: Any, device: torch.device, most: int) -> NextLogits:
 
 def _can_capture(model: Any, device: torch.device) -> bool:
     config = model.config
-    kinds = getattr(config, "layer_types", None) or [LAYER]
-    attention = getattr(config, "_attn_implementation", None)
-    return device.type == "cuda" and attention == ATTENTION and all(kind == LAYER for kind in kinds)
+    rotation = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    return (
+        device.type == "cuda"
+        and config.model_type in FAMILIES
+        and getattr(config, "_attn_implementation", None) == ATTENTION
+        and getattr(config, "sliding_window", None) is None
+        and all(kind == WHOLE for kind in getattr(config, "layer_types", None) or ())
+        and rotation.get("rope_type") not in DYNAMIC_ROTATIONS
+    )
 
 
 class _Head:
@@ -50,7 +64,7 @@ class _Head:
 
 
 class GrowingDecoder:
-    """With the cache of transformers, on any device and for any model."""
+    """With the cache of transformers, on any device."""
 
     def __init__(self, model: Any) -> None:
         self._model, self._head = model, _Head(model)
@@ -67,39 +81,41 @@ class GrowingDecoder:
 class FixedDecoder:
     """With a cache of fixed size; ``captured`` on a GPU: the second step after the prompts becomes a CUDA graph.
 
-    The first one is computed as it is, so that in the capture nothing happens for the first time.
+    The first one is computed as it is, so that in the capture nothing happens for the first time. The graph reads what autocast
+    keeps of the weights: all calls must be within one context of it.
     """
 
     def __init__(self, model: Any, most: int, captured: bool) -> None:
         self._model, self._head, self._captured = model, _Head(model), captured
         self._cache = FixedCache(-(-most // UNIT) * UNIT)
-        self._given: tuple[Tensor, ...] = ()  # tokens, positions and mask of a step, in place
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._logits: Tensor | None = None
+        self._given: tuple[Tensor, Tensor, Tensor] | None = None  # tokens, positions and mask of a step, which stay in place
+        self._graph: tuple[torch.cuda.CUDAGraph, Tensor] | None = None  # and its logits
 
     def __call__(self, tokens: Tensor, mask: Tensor, places: Tensor) -> Tensor:
         seen = mask.shape[1]
-        if tokens.shape[1] > 1 or not self._cache.layers:
+        if not self._cache.layers:
             return self._compute(tokens, places, _prompt_mask(mask, self._cache.size))
-        if not self._given:
+        if self._given is None:
             whole = functional.pad(mask, (0, self._cache.size - seen))[:, None, None]
             self._given = tokens.clone(), places.clone(), whole
             self._cache.begin_steps(seen - 1, tokens.device)
-            return self._step()
-        for kept, now in zip(self._given, (tokens, places), strict=False):
-            kept.copy_(now)
-        self._given[2][:, 0, 0, seen - 1] = mask[:, -1]
+            return self._step(*self._given)
+        kept_tokens, kept_places, kept_mask = self._given
+        kept_tokens.copy_(tokens)
+        kept_places.copy_(places)
+        kept_mask[:, 0, 0, seen - 1] = mask[:, -1]
         self._cache.advance()
-        if not self._captured:
-            return self._step()
+        if self._captured and self._graph is None:
+            self._graph = self._capture(*self._given)
         if self._graph is None:
-            self._capture()
-        self._graph.replay()  # type: ignore[union-attr]
-        return self._logits  # type: ignore[return-value]
+            return self._step(*self._given)
+        graph, logits = self._graph
+        graph.replay()
+        return logits
 
-    def _step(self) -> Tensor:
-        with _one_query(self._model.config):
-            return self._compute(*self._given)
+    def _step(self, tokens: Tensor, places: Tensor, mask: Tensor) -> Tensor:
+        with _one_query(self._model.config), _unsorted():
+            return self._compute(tokens, places, mask)
 
     def _compute(self, tokens: Tensor, places: Tensor, mask: Tensor) -> Tensor:
         found = self._model.base_model(
@@ -107,10 +123,20 @@ class FixedDecoder:
         )
         return self._head(found.last_hidden_state)
 
-    def _capture(self) -> None:
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._logits = self._step()
+    def _capture(self, *given: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor] | None:
+        """A step that cannot be captured is computed as it is from then on."""
+        device = given[0].device
+        graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream(device)
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        try:
+            # Torch would not come back to the stream of here from a capture that fails.
+            with torch.cuda.stream(here), torch.cuda.graph(graph, None, stream, capture_error_mode="thread_local"):
+                logits = self._step(*given)
+        except RuntimeError as error:
+            warnings.warn(f"Sampling goes on without a CUDA graph. {one_sentence(error)}", stacklevel=2)
+            self._captured = False
+            return None
+        return graph, logits
 
 
 class FixedCache:
@@ -119,8 +145,6 @@ class FixedCache:
     At first they are written from the beginning on, then one place at a time. What was not written yet is zero, and must be
     masked.
     """
-
-    is_compileable = False  # nothing is to be compiled by transformers
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -131,8 +155,8 @@ class FixedCache:
         self._place = torch.tensor([place], device=device)
 
     def advance(self) -> None:
-        if self._place is not None:
-            self._place.add_(1)
+        """To the place of the next step."""
+        self._place.add_(1)  # type: ignore[union-attr]
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         if layer_idx not in self.layers:  # under autocast keys may be wider, and the attention would make them narrow again
@@ -144,12 +168,11 @@ class FixedCache:
             if self._place is None:
                 whole[:, :, : new.shape[2]] = new
             else:
-                with _unsorted():
-                    whole.index_copy_(2, self._place, new.to(whole.dtype))
+                whole.index_copy_(2, self._place, new.to(whole.dtype))
         return kept
 
     def get_seq_length(self, *_: Any, **__: Any) -> int:
-        """Asked for by models that make positions and masks themselves, which are given here."""
+        """Some versions of transformers ask, and then take the positions that they are given."""
         return 0
 
 
@@ -164,12 +187,15 @@ def _prompt_mask(mask: Tensor, size: int) -> Tensor:
 @contextlib.contextmanager
 def _unsorted() -> Iterator[None]:
     """Without deterministic algorithms, which sort indices on the device: one index has an order anyway."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if not torch.are_deterministic_algorithms_enabled():
+        yield
+        return
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(False)
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
 
 
 @contextlib.contextmanager
@@ -186,15 +212,10 @@ def _one_query(config: Any) -> Iterator[None]:
 
 
 def _attend(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float | None = None, **others: Any
+    _: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float | None = None, **__: Any
 ) -> tuple[Tensor, None]:
     """Of one query (n, heads, 1, width) and keys (n, key heads, size, width): (n, 1, heads, width), as transformers wants."""
-    if any(others.get(name) is not None for name in ADDITIONS):
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        plain: Any = sdpa_attention_forward
-        return plain(module, query, key, value, attention_mask, scaling=scaling, **others)  # type: ignore[no-any-return]
-    count, heads, _, width = query.shape
+    count, heads, _one, width = query.shape
     grouped = query.view(count, key.shape[1], heads // key.shape[1], width)
     found = functional.scaled_dot_product_attention(grouped, key, value, attention_mask, scale=scaling)
     return found.reshape(count, 1, heads, -1), None
