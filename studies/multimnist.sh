@@ -39,10 +39,20 @@ tune-own) # at the rates that tune has found, the methods' own parameters; two m
         --grid muon/optimizer.lr=3.5e-3,5e-3,7e-3 "${rates[@]}" \
         --grid famo/balancer.gamma=1e-4,1e-3,1e-2 --grid mgda/balancer.normalisation=none,l2,loss+ \
         --grid cagrad/balancer.c=0.2,0.4,0.8 --grid nash-mtl/balancer.max_norm=0.5,1,2 --grid uw/balancer.lr=2.5e-3,2.5e-2,2.5e-1 \
-        --grid dwa/balancer.temperature=1,2,4 --grid gradnorm/balancer.alpha=0.5,1.5,3
+        --grid dwa/balancer.temperature=1,2,4 --grid gradnorm/balancer.alpha=0.5,1.5,3 &
+    with=()
+    for name in famo:5e-3:gamma=1e-4,1e-3,1e-2 mgda:1e-2:normalisation=none,l2,loss+ cagrad:2e-2:c=0.2,0.4,0.8 \
+        nash-mtl:5e-3:max_norm=0.5,1,2 uw:5e-3:lr=2.5e-3,2.5e-2,2.5e-1 dwa:5e-3:temperature=1,2,4 gradnorm:5e-3:alpha=0.5,1.5,3; do
+        IFS=: read -r method rate own <<< "$name"
+        with+=(--grid "$method+muon/optimizer.lr=$rate" --grid "$method+muon/balancer.$own")
+    done
+    for name in pcgrad si graddrop; do with+=(--grid $name+muon/optimizer.lr=3.5e-3,5e-3,7e-3); done
+    with+=(--grid rlw+muon/optimizer.lr=1.75e-3,2.5e-3,3.5e-3 --grid imtl-g+muon/optimizer.lr=1.4e-2,2e-2,2.8e-2)
+    tune --methods "${MUON#moon,muon,}" --file "$RUNS/tuned-own-muon.json" "${with[@]}" &
     ;;
 own)
-    compare --jobs "$JOBS" --methods moon,muon,$ALL --tuned "$RUNS/tuned-own.json"
+    compare --jobs "$half" --methods moon,muon,$ALL --tuned "$RUNS/tuned-own.json" &
+    compare --jobs "$half" --methods "${MUON#moon,muon,}" --tuned "$RUNS/tuned-own-muon.json" &
     ;;
 tune-components) # of MOON, without one of which its rates may be others
     tune --methods moon --grid optimizer.lr=1e-2,2e-2,4e-2,8e-2 --set optimizer.momentum=0 --file "$RUNS/tuned-no-momentum.json" &

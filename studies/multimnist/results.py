@@ -25,8 +25,8 @@ COMPONENTS: Mapping[str, tuple[str, Changes]] = {
     "no-momentum": ("without-momentum", {"optimizer.momentum": 0}),
 }
 
-#: The tuning file of the methods' own parameters.
-OWN = "own"
+#: The tuning files of the methods' own parameters, and for which methods they are.
+OWN: Mapping[str, str] = {"own": "MOON, Muon, balancers with Adam", "own-muon": "balancers with Muon"}
 
 GAMMAS = tuple(sorted(MULTIMNIST_GAMMA))
 BETAS = tuple(sorted({*MULTIMNIST_BETA, 1e-2, 1e-1, 1.0, 10.0}))
@@ -42,7 +42,7 @@ class MultiMNIST(Results):
     alone: Mapping[str, Row] = field(default_factory=dict)
     exact: Sequence[Row] = ()
 
-    tuned_apart: ClassVar = {OWN: None, **{name: changes for name, (_, changes) in COMPONENTS.items()}}
+    tuned_apart: ClassVar = {**dict.fromkeys(OWN), **{name: changes for name, (_, changes) in COMPONENTS.items()}}
 
     def name(self, row: Row) -> str:
         """The method, and what of its settings is not as in the main table, but for those of the training loop."""

@@ -32,7 +32,7 @@ def tables(results: MultiMNIST) -> dict[str, str]:
         "against-muon": _against_muon(results),
         "claims": claims_table(results, stated),
         "tests": tests_table(results, stated),
-        "tuning": files({name: found for name, found in results.tuning.items() if name != OWN}, _accuracy),
+        "tuning": files({name: found for name, found in results.tuning.items() if name not in OWN}, _accuracy),
         "own": _own(results),
         "gamma": _ablation(results, GAMMA, GAMMAS, MULTIMNIST_GAMMA),
         "beta": _ablation(results, BETA, BETAS, MULTIMNIST_BETA),
@@ -59,7 +59,7 @@ def _missing(results: MultiMNIST) -> str:
         f"components, {NOT_RUN}": [name for name, (_, changes) in COMPONENTS.items() if results.row("moon", changes) is None],
         f"times alone on the GPU, {NOT_MEASURED}": [name for name in DRAWN if name not in results.alone],
         f"the exact dual, {NOT_RUN}": [] if results.exact else ["moon"],
-        f"own parameters, {NOT_RUN}": [] if OWN in results.tuning else ["all methods"],
+        f"own parameters, {NOT_RUN}": [whose for name, whose in OWN.items() if name not in results.tuning],
     }
     return missing(found)
 
@@ -103,19 +103,18 @@ def _accuracy(score: float) -> str:
 
 def _own(results: MultiMNIST) -> str:
     """Validation accuracies by value, and the test accuracy of what was chosen beside that of the main table."""
-    tuning = results.tuning.get(OWN)
-    if tuning is None:
-        return f"{NOT_RUN.capitalize()}."
     lines = []
-    for method, grid in tuning["grids"].items():
-        ((key, _),) = grid.items()
-        trials = [trial for trial in tuning["trials"] if trial["method"] == method]
-        tried = ", ".join(f"{word(trial['settings'][key])}: {told(trial['score'], _accuracy)}" for trial in trials)
-        best = tuning["chosen"][method]
-        chosen = next((row for row in results.study.rows if row.method == method and _has(results, row, best)), None)
-        found = [entry(row, AVERAGE) for row in (results.row(method), chosen)]
-        lines.append([method, key.rpartition(".")[2], tried, word(best[key]), *found])
-    return markdown(["", "parameter", "validation accuracy by value", "chosen", "main table", "chosen"], lines)
+    for tuning in (results.tuning[name] for name in OWN if name in results.tuning):
+        for method, grid in tuning["grids"].items():
+            key = next(key for key, values in grid.items() if len(values) > 1)  # the rate may be given beside it
+            trials = [trial for trial in tuning["trials"] if trial["method"] == method]
+            tried = ", ".join(f"{word(trial['settings'][key])}: {told(trial['score'], _accuracy)}" for trial in trials)
+            best = tuning["chosen"][method]
+            chosen = next((row for row in results.study.rows if row.method == method and _has(results, row, best)), None)
+            found = [entry(row, AVERAGE) for row in (results.row(method), chosen)]
+            lines.append([method, key.rpartition(".")[2], tried, word(best[key]), *found])
+    heading = ["", "parameter", "validation accuracy by value", "chosen", "main table", "chosen"]
+    return markdown(heading, lines) if lines else f"{NOT_RUN.capitalize()}."
 
 
 def _has(results: MultiMNIST, row: Row, settings: Changes) -> bool:
@@ -170,7 +169,9 @@ def _of_data(changes: Changes) -> Changes:
 def _beyond(results: MultiMNIST) -> str:
     """Every variant on the same data that no other table has, beside the method as it is in the main table."""
     elsewhere: list[Changes] = [{}, *({GAMMA: value} for value in GAMMAS), *({BETA: value} for value in BETAS)]
-    own = results.tuning[OWN]["chosen"] if OWN in results.tuning else {}
+    own: dict[str, Changes] = {}
+    for name in OWN:
+        own |= results.tuning[name]["chosen"] if name in results.tuning else {}
     lines = []
     for row in results.study.rows:
         changes = results.changes(row)
