@@ -11,12 +11,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from moonopt.bench.base import Benchmark, Splits, Tensors
 from moonopt.bench.data import celeba, faces
 from moonopt.bench.metrics import Metric
 from moonopt.bench.models.celeba_cnn import FaceCNN
+from moonopt.bench.models.heads import LOGISTIC, mean_losses
 from moonopt.bench.models.vit import ViT
 from moonopt.bench.paper import CELEBA, CELEBA_METRICS, CELEBA_VIT
 from moonopt.errors import UserError
@@ -63,10 +63,7 @@ class CelebA(Benchmark):
 
     def losses(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
         images, attributes = batch
-        logits: Mapping[str, Tensor] = model(images)
-        # -log sigmoid(z) for yes and -log sigmoid(-z) for no: the cross-entropy in half of the kernels that torch's own takes.
-        signs = torch.split(1 - 2 * attributes.to(images.dtype), 1, 1)
-        return {task: functional.softplus(sign * logits[task]).mean() for task, sign in zip(self.tasks, signs, strict=True)}
+        return mean_losses(model(images), 2 * attributes.to(images.dtype) - 1, LOGISTIC)
 
     def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         counts = []

@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from moonopt.bench.base import Benchmark, Splits, Tensors
 from moonopt.bench.data import qm9
 from moonopt.bench.data.qm9_molecules import TARGETS, node_features
 from moonopt.bench.metrics import Metric, delta_m
+from moonopt.bench.models.heads import SQUARED, mean_losses
 from moonopt.bench.models.mpnn import MPNN
 from moonopt.bench.models.mpnn_molecules import dense_batch
 from moonopt.bench.models.mpnn_pyg import PyGNet
@@ -95,9 +95,7 @@ class QM9(Benchmark):
 
     def losses(self, model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
         *given, wanted, _ = batch
-        predicted = self._predicted(model, given)
-        columns = wanted.unbind(1)
-        return {task: functional.mse_loss(predicted[task], each) for task, each in zip(self.tasks, columns, strict=True)}
+        return mean_losses(self._predicted(model, given), wanted, SQUARED)
 
     def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         total, errors = 0, []

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from moonopt.balance import LS, Balanced
 from moonopt.bench.data.qm9_molecules import ELEMENTS, TARGETS, node_features
+from moonopt.bench.models.heads import SQUARED, mean_losses
 from moonopt.bench.models.mpnn import MPNN
 from moonopt.bench.models.mpnn_molecules import dense_batch
 from moonopt.bench.models.mpnn_pyg import Graphs, PyGNet, graphs
@@ -129,8 +129,7 @@ def _of_graphs(model: PyGNet, prepared: Graphs) -> dict[str, Tensor]:
 
 
 def _losses(predicted: dict[str, Tensor], wanted: Tensor) -> list[Tensor]:
-    pairs = zip(predicted.values(), wanted.unbind(1), strict=True)
-    return [functional.mse_loss(each.float(), column) for each, column in pairs]
+    return list(mean_losses(predicted, wanted, SQUARED).values())
 
 
 if __name__ == "__main__":

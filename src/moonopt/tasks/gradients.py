@@ -6,6 +6,7 @@ backward passes, or with one kept and a forward-mode pass along each, which give
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -186,12 +187,22 @@ def _unscaled(row: Sequence[Tensor | None]) -> list[Tensor | None]:
 
 
 def nodes_of(outputs: Iterable[Tensor]) -> Iterator[torch.autograd.graph.Node]:
-    """Every node of the backward graph."""
-    waiting, seen = [output.grad_fn for output in outputs], set()
+    """Every node of the backward graph.
+
+    A torch.autograd.Function of several outputs that depend on some of its tensors alone may say on which: its ``ctx.reaches``
+    takes the number of an output and gives the numbers of tensors among its arguments.
+    """
+    waiting: list[tuple[Any, int]] = [(output.grad_fn, output.output_nr) for output in outputs]
+    seen, told = set(), set()
     while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
+        node, number = waiting.pop()
+        reaches = getattr(node, "reaches", None)
+        place = node, number if reaches else None
+        if node is None or place in seen:
             continue
-        seen.add(node)
-        yield node
-        waiting.extend(parent for parent, _ in node.next_functions)
+        seen.add(place)
+        if node not in told:
+            told.add(node)
+            yield node
+        parents = node.next_functions
+        waiting.extend(parents if reaches is None else (parents[each] for each in reaches(number)))

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
+from moonopt.bench.models import heads
+
 #: How many convolutions each stage has, and how wide they are in units of ``width``; a pool comes before every later stage.
 STAGES = ((1, 1), (2, 2), (2, 4), (2, 8))
 LAYERS = 2
@@ -15,9 +17,6 @@ LAYERS = 2
 
 class FaceCNN(nn.Module):
     """Seven convolutions of 3 x 3, the mean over the image, two linear layers, each with batch norm; one head per task.
-
-    Heads are modules of their own, although one product could serve them all: then every task loss would depend on every
-    head, and balancers that look at gradients would take the heads for shared parameters.
 
     Args:
         tasks: their names, one logit of each image per task.
@@ -46,8 +45,7 @@ class FaceCNN(nn.Module):
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """The logits of every task, (batch, 1), for images (batch, 3, height, width) of 8 pixels or more."""
-        features = self.layers(self.convolutions(images).mean((2, 3)))
-        return {task: head(features) for task, head in self.heads.items()}
+        return heads.predictions(self.layers(self.convolutions(images).mean((2, 3))), self.heads)
 
 
 def _convolution(inputs: int, outputs: int) -> nn.Module:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from moonopt.bench.models import heads
 from moonopt.bench.models.mpnn_molecules import ATOM_FEATURES, EDGE_FEATURES, MoleculeBatch
 
 
@@ -68,8 +69,8 @@ class MPNN(nn.Module):
 
     def predictions(self, readout: Tensor) -> dict[str, Tensor]:
         """What the tasks make of it."""
-        features = self.out(readout).relu()
-        return {task: head(features).squeeze(1) for task, head in self.heads.items()}
+        found = heads.predictions(self.out(readout).relu(), self.heads)
+        return {task: each.squeeze(1) for task, each in found.items()}
 
 
 class Edges(NamedTuple):
