@@ -233,7 +233,7 @@ def test_memory_must_fit_and_be_hardly_more_than_muons(moon, muon, told, made, s
 
 def test_sampling_is_told_in_tokens_a_second(made):
     measured = importlib.import_module("moonopt.speed.sampling")
-    result = measured.measure(rounds=2, device="cpu", size=measured.SMALL)
+    result = measured.measure(rounds=2, device="cpu", task=measured.SMALL)
     found = made(sampling=result)
     table = lines(found["sampling"])
     assert table["transformers"]["times as fast as transformers"] == "1.00"

@@ -26,7 +26,7 @@ def test_the_table_has_a_line_for_each_way(capsys):
 
 
 def test_every_way_samples_as_many_tokens():
-    model = sampling._model(sampling.SMALL, "cpu")
+    model = sampling._model(sampling.SMALL.model, "cpu")
     prompt = torch.ones(3, 5, dtype=torch.int64)
     assert sampling._generate(model, prompt, sampling.SMALL).shape == (3, 5 + 8)
     found = sampling._sample(model, prompt, sampling.SMALL, lambda model, _: sampling.GrowingDecoder(model))

@@ -26,7 +26,7 @@ REFERENCE = "ls+adamw"
 
 
 class Size(NamedTuple):
-    """A Qwen3, and the tokens of a step, of which a quarter are prompts."""
+    """A language model, and the tokens of a step, of which a quarter are prompts."""
 
     layers: int
     width: int
@@ -97,11 +97,12 @@ def _lines(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _model(size: Size, device: str) -> Any:
-    from transformers import AutoModelForCausalLM, Qwen3Config
+def random_model(family: str, size: Size, dtype: torch.dtype, device: str, **settings: Any) -> Any:
+    """A causal language model of transformers with random weights, in eval mode."""
+    import transformers
 
-    automatic: Any = AutoModelForCausalLM  # untyped in some versions
-    config = Qwen3Config(
+    automatic: Any = transformers.AutoModelForCausalLM  # untyped in some versions
+    config = getattr(transformers, f"{family}Config")(
         vocab_size=size.vocabulary,
         hidden_size=size.width,
         intermediate_size=size.intermediate,
@@ -111,9 +112,14 @@ def _model(size: Size, device: str) -> Any:
         head_dim=size.head_width,
         max_position_embeddings=size.length,
         tie_word_embeddings=True,
+        **settings,
     )
     with torch.device(device):
-        model = automatic.from_config(config, dtype=torch.bfloat16).eval()
+        return automatic.from_config(config, dtype=dtype).eval()
+
+
+def _model(size: Size, device: str) -> Any:
+    model = random_model("Qwen3", size, torch.bfloat16, device)
     checkpoint_layers(model)
     return model
 

@@ -1,8 +1,8 @@
 """Responses of a language model: ``python -m moonopt.speed.sampling [--json] [--small]``.
 
 SmolLM2-135M's configuration with random weights, in float32 under bfloat16 autocast, 64 prompts of 220 tokens, 64 tokens of
-each response at temperature 0.7: by ``generate`` of transformers, by our sampler with a cache that grows, and, on a GPU, by our
-sampler with a cache of fixed size and captured steps, as ``math-rl`` samples there. One interleaved run.
+each response at temperature 0.7: by ``generate`` of transformers, and by our sampler with a cache that grows, with one of fixed
+size, and, on a GPU, with captured steps, as ``math-rl`` samples there. One interleaved run.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +14,7 @@ import torch
 from moonopt.bench.text.decoding import FixedDecoder, GrowingDecoder, NextLogits
 from moonopt.bench.text.policy import Samples
 from moonopt.bench.text.sampling import sample
+from moonopt.speed.language import Size, random_model
 from moonopt.speed.measure import command_line, interleaved, show, timing
 from moonopt.tasks.modes import multiplying
 
@@ -21,44 +22,42 @@ REFERENCE = "transformers"
 TEMPERATURE = 0.7
 
 
-class Size(NamedTuple):
-    """A Llama, and what is sampled of it."""
+class Task(NamedTuple):
+    """A Llama with a batch of prompts, and how many of the tokens are the response."""
 
-    layers: int
-    width: int
-    intermediate: int
-    heads: int
-    key_value_heads: int
-    vocabulary: int
-    prompts: int
-    prompt: int
+    model: Size
     response: int
+
+    @property
+    def prompt(self) -> int:
+        return self.model.length - self.response
 
 
 #: SmolLM2-135M, and one that a CPU takes no time for.
-LARGE = Size(30, 576, 1536, 9, 3, 49_152, prompts=64, prompt=220, response=64)
-SMALL = Size(2, 32, 48, 4, 2, 128, prompts=3, prompt=5, response=8)
+LARGE = Task(Size(30, 576, 1536, 9, 3, 64, 49_152, batch=64, length=284), response=64)
+SMALL = Task(Size(2, 32, 48, 4, 2, 8, 128, batch=3, length=13), response=8)
 
 
-def measure(rounds: int = 3, device: str = "cuda", size: Size = LARGE) -> dict[str, Any]:
+def measure(rounds: int = 3, device: str = "cuda", task: Task = LARGE) -> dict[str, Any]:
     """For every way milliseconds of all responses, and tokens a second."""
     torch.manual_seed(0)
+    size, prompts = task.model, task.model.batch
     model = _model(size, device)
     decoders: dict[str, Callable[[Any, int], NextLogits]] = {"growing cache": lambda model, _: GrowingDecoder(model)}
     decoders["fixed cache"] = lambda model, most: FixedDecoder(model, most, captured=False)
     if torch.device(device).type == "cuda":
         decoders["captured"] = lambda model, most: FixedDecoder(model, most, captured=True)
-    prompt = torch.randint(size.vocabulary, (size.prompts, size.prompt), device=device)
-    contestants: dict[str, Callable[[], object]] = {REFERENCE: lambda: _generate(model, prompt, size)}
-    contestants |= {name: partial(_sample, model, prompt, size, build) for name, build in decoders.items()}
+    prompt = torch.randint(size.vocabulary, (prompts, task.prompt), device=device)
+    contestants: dict[str, Callable[[], object]] = {REFERENCE: lambda: _generate(model, prompt, task)}
+    contestants |= {name: partial(_sample, model, prompt, task, build) for name, build in decoders.items()}
     with multiplying(tf32=True):
         times = interleaved(contestants, rounds, warmup=1)
-    tokens = size.prompts * size.response
+    tokens = prompts * task.response
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "prompts": size.prompts,
-        "prompt": size.prompt,
-        "response": size.response,
+        "prompts": prompts,
+        "prompt": task.prompt,
+        "response": task.response,
         "rounds": rounds,
         "times": times,
         "tokens_per_second": {name: 1e3 * tokens / found["ms"] for name, found in times.items()},
@@ -86,39 +85,22 @@ def _lines(result: dict[str, Any]) -> list[str]:
 
 
 def _model(size: Size, device: str) -> Any:
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    automatic: Any = AutoModelForCausalLM  # untyped in some versions
-    config = LlamaConfig(
-        vocab_size=size.vocabulary,
-        hidden_size=size.width,
-        intermediate_size=size.intermediate,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.key_value_heads,
-        max_position_embeddings=size.prompt + size.response,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    with torch.device(device):
-        return automatic.from_config(config, dtype=torch.float32).eval()
+    return random_model("Llama", size, torch.float32, device, bos_token_id=None, eos_token_id=None, pad_token_id=0)
 
 
 def _autocast(model: Any) -> torch.autocast:
     return torch.autocast(model.device.type, torch.bfloat16)
 
 
-def _sample(model: Any, prompt: torch.Tensor, size: Size, build: Callable[[Any, int], NextLogits]) -> Samples:
+def _sample(model: Any, prompt: torch.Tensor, task: Task, build: Callable[[Any, int], NextLogits]) -> Samples:
     with _autocast(model):
         return sample(
             model,
             prompt,
             torch.ones_like(prompt, dtype=torch.bool),
             torch.Generator().manual_seed(0),
-            length=size.response,
-            end=[size.vocabulary],
+            length=task.response,
+            end=[task.model.vocabulary],
             pad=0,
             temperature=TEMPERATURE,
             decoder=lambda model, _, most: build(model, most),
@@ -126,7 +108,7 @@ def _sample(model: Any, prompt: torch.Tensor, size: Size, build: Callable[[Any, 
 
 
 @torch.no_grad()
-def _generate(model: Any, prompt: torch.Tensor, size: Size) -> torch.Tensor:
+def _generate(model: Any, prompt: torch.Tensor, task: Task) -> torch.Tensor:
     with _autocast(model):
         return model.generate(  # type: ignore[no-any-return]
             prompt,
@@ -134,8 +116,8 @@ def _generate(model: Any, prompt: torch.Tensor, size: Size) -> torch.Tensor:
             do_sample=True,
             temperature=TEMPERATURE,
             top_k=0,
-            min_new_tokens=size.response,
-            max_new_tokens=size.response,
+            min_new_tokens=task.response,
+            max_new_tokens=task.response,
         )
 
 
