@@ -1,5 +1,8 @@
 """Heads and losses that are computed together, against torch's own one by one."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -123,3 +126,29 @@ def test_half_precision_is_near_single_precision():
     for found, expected in zip(gradients(True), gradients(False), strict=True):
         assert found.dtype == torch.float32
         assert (found - expected).abs().max() <= 0.02 * expected.abs().max()
+
+
+@pytest.mark.parametrize("way", ["backward", "kept graph", "forward alone"])
+def test_nothing_is_kept_when_nobody_holds_it(way):
+    """Without the garbage collector, which does not find a node of several outputs that hold it."""
+    features, heads = made()
+    inner = features * 2
+    predicted = predictions(inner, heads)
+    losses = mean_losses(predicted, wanted_by("squared"), SQUARED)
+    watched = [weakref.ref(each) for each in (inner, predicted["a"], losses["b"], losses["b"].grad_fn, predicted["a"].grad_fn)]
+    gc.disable()
+    try:
+        if way == "backward":
+            sum(losses.values()).backward()
+        if way == "kept graph":
+            torch.autograd.grad(losses["a"], features, retain_graph=True)
+        del inner, predicted, losses
+        assert [each() for each in watched] == [None] * len(watched)
+    finally:
+        gc.enable()
+
+
+def test_as_many_columns_as_tasks_are_wanted():
+    features, heads = made()
+    with pytest.raises(ValueError, match="3 tasks of 7 predictions"):
+        mean_losses(predictions(features, heads), torch.zeros(7, 1, dtype=torch.float64), SQUARED)

@@ -63,7 +63,8 @@ class CelebA(Benchmark):
 
     def losses(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
         images, attributes = batch
-        return mean_losses(model(images), 2 * attributes.to(images.dtype) - 1, LOGISTIC)
+        logits = model(images)
+        return mean_losses({task: logits[task] for task in self.tasks}, 2 * attributes.to(images.dtype) - 1, LOGISTIC)
 
     def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         counts = []

@@ -95,7 +95,8 @@ class QM9(Benchmark):
 
     def losses(self, model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
         *given, wanted, _ = batch
-        return mean_losses(self._predicted(model, given), wanted, SQUARED)
+        predicted = self._predicted(model, given)
+        return mean_losses({task: predicted[task] for task in self.tasks}, wanted, SQUARED)
 
     def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         total, errors = 0, []

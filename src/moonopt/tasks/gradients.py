@@ -190,7 +190,8 @@ def nodes_of(outputs: Iterable[Tensor]) -> Iterator[torch.autograd.graph.Node]:
     """Every node of the backward graph.
 
     A torch.autograd.Function of several outputs that depend on some of its tensors alone may say on which: its ``ctx.reaches``
-    takes the number of an output and gives the numbers of tensors among its arguments.
+    takes the number of an output and gives the numbers of tensors among its arguments. It must hold no output: none would be
+    freed.
     """
     waiting: list[tuple[Any, int]] = [(output.grad_fn, output.output_nr) for output in outputs]
     seen, told = set(), set()

@@ -39,6 +39,8 @@ def predictions(features: Tensor, heads: nn.ModuleDict) -> dict[str, Tensor]:
 def mean_losses(predicted: Mapping[str, Tensor], wanted: Tensor, loss: Pointwise) -> dict[str, Tensor]:
     """The mean loss of each task, of predictions (n) or (n, 1) and what is wanted, (n, tasks), in the same order."""
     columns = [each.flatten() for each in predicted.values()]
+    if wanted.shape != (len(columns[0]), len(columns)):
+        raise ValueError(f"For {len(columns)} tasks of {len(columns[0])} predictions, {tuple(wanted.shape)} are wanted.")
     if torch.compiler.is_compiling():
         losses = [loss.value(column, each).mean() for column, each in zip(columns, wanted.unbind(1), strict=True)]
     else:
@@ -58,10 +60,11 @@ class _Heads(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         features, *parameters = inputs
         weights, _ = _halves(parameters)
+        count = len(output)  # an output itself, held by what it holds, would never be freed
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(features, *weights)
         ctx.save_for_forward(features, *weights)
-        ctx.reaches = lambda number: (0, 1 + number, 1 + len(output) + number)
+        ctx.reaches = lambda number: (0, 1 + number, 1 + count + number)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Gradients:
