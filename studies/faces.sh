@@ -6,6 +6,7 @@
 # PRECISION=--tf32 (or --amp), PRODUCTS=tf32 (or bfloat16, for the stage speed), SPEED=results/speed (the folder of what that measures),
 # GPU=h200 (the end of their names). MORE has settings: MORE="--set model.width=32". Faces are made in $MOONOPT_DATA/celeba.
 set -u
+. "$(dirname "$0")/common.sh"
 DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-6} RUNS=${RUNS:-runs} COUNT=${COUNT:-6000} BATCH=${BATCH:-128} EPOCHS=${EPOCHS:-8} TRIAL=${TRIAL:-2}
 SEEDS=${SEEDS:-1} PRECISION=${PRECISION:---tf32} PRODUCTS=${PRODUCTS:-tf32} MORE=${MORE:-}
 SPEED=${SPEED:-results/speed} GPU=${GPU:-h200}
@@ -21,12 +22,6 @@ moonopt() {
 }
 tune() { moonopt tune "$@" --out "$RUNS/tune" --seeds 10, --set "train.epochs=$TRIAL"; }
 compare() { moonopt compare "$@" --out "$RUNS" --seeds "$SEEDS" --set "train.epochs=$EPOCHS"; }
-# One file per measurement, which is there when it is whole.
-measure() {
-    mkdir -p "$SPEED" && file="$SPEED/$1-$GPU.json"
-    python -m "moonopt.speed.$2" "${@:3}" --device "$DEVICE" --json >"$file.part" && mv "$file.part" "$file"
-}
-tidy() { find "$RUNS" -name result.json -execdir rm -f checkpoint.pt checkpoint.previous.pt best.pt ';'; }
 
 case ${1:?make, speed, tune or main} in
 make) python -m moonopt data make celeba --out "$MOONOPT_DATA" --count "$COUNT" ;;

@@ -8,13 +8,12 @@
 # trained goes on: run it again. After a SIGTERM, as of `timeout 560 studies/math_rl.sh main`, it ends as soon as all runs have written
 # their checkpoints, of 1.6 GB each.
 set -eu
+. "$(dirname "$0")/common.sh"
 DEVICE=${DEVICE:-cuda} DATA=${DATA:-${MOONOPT_DATA:?a folder for data}} JOBS=${JOBS:-7} RUNS=${RUNS:-runs} MODEL=${MODEL:-smollm2-bf16}
 PIECES=${PIECES:-runs/pieces} METHODS=${METHODS:-moon,muon,ls,famo,mgda,nash-mtl,gradnorm} SEEDS=${SEEDS:-1} SET=${SET:-math500}
 export OMP_NUM_THREADS=1 TRANSFORMERS_OFFLINE=1
 
-# A moonopt has a process group of its own and gets one signal: a second would end it without checkpoints.
-set -m
-trap 'trap "" TERM INT; kill -TERM $(jobs -rp); wait; exit 143' TERM INT
+end_with_checkpoints
 
 compare() {
     python -m moonopt compare math-rl --out "$RUNS" --data "$DATA" --device "$DEVICE" --amp --tf32 --jobs "$JOBS" --seeds "$SEEDS" \

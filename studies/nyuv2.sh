@@ -5,6 +5,7 @@
 # PRECISION=--tf32 (or --amp), SPEED=results/speed (the folder of what the stage speed measures), GPU=h200 (the end of their names). MORE
 # has settings: MORE="--set model.width=24". It wants the scenes, unpacked, in $MOONOPT_DATA/nyuv2_96x128_tree.
 set -u
+. "$(dirname "$0")/common.sh"
 BENCH=nyuv2-small
 DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-6} RUNS=${RUNS:-runs} TRIAL=${TRIAL:-6} HELD_OUT=${HELD_OUT:-95} PRECISION=${PRECISION:---tf32} MORE=${MORE:-}
 SPEED=${SPEED:-results/speed} GPU=${GPU:-h200}
@@ -20,13 +21,6 @@ tune() {
     moonopt tune $BENCH --out "$RUNS/tune" --seeds 10, --set "data.valid_scenes=$HELD_OUT" --set "train.epochs=$TRIAL" --set train.select=last \
         --set "train.schedule=step:$(( (TRIAL + 1) / 2 )):0.5" --set "train.evaluate_every=$TRIAL" --set train.conflict=false "$@"
 }
-# One file per measurement, which is there when it is whole.
-measure() {
-    mkdir -p "$SPEED" && file="$SPEED/$1-$GPU.json"
-    python -m "moonopt.speed.$2" "${@:3}" --device "$DEVICE" --json >"$file.part" && mv "$file.part" "$file"
-}
-# Checkpoints of finished cells, a hundred MB and more each.
-tidy() { find "$RUNS" -name result.json -execdir rm -f checkpoint.pt checkpoint.previous.pt best.pt ';'; }
 
 case ${1:?speed, tune, main or beyond} in
 speed) # with the GPU to itself

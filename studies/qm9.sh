@@ -8,15 +8,14 @@
 # What is done is skipped, and what is half trained goes on: run it again. After a SIGTERM, as of `timeout 500 studies/qm9.sh budget`,
 # it ends as soon as all runs have written their checkpoints.
 set -u
+. "$(dirname "$0")/common.sh"
 DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-3} RUNS=${RUNS:-runs} EPOCHS=${EPOCHS:-60}
 export OMP_NUM_THREADS=1
 TUNE=moon,moon-log-auto,muon,famo+muon,famo,ls
 ALL=$TUNE,nash-mtl,si,rlw,dwa,uw,mgda,pcgrad,cagrad,imtl-g,gradnorm,graddrop
 TUNED=${TUNED:-$(dirname "$0")/../results/qm9}
 
-# Each moonopt has a process group of its own and gets one signal: a second would end it without a checkpoint.
-set -m
-trap 'trap "" TERM INT; kill -TERM $(jobs -rp); wait; exit 143' TERM INT
+end_with_checkpoints
 
 # A command of moonopt with so many cells, beside others of its kind.
 beside() {
