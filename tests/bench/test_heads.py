@@ -79,11 +79,12 @@ def test_they_can_be_differentiated_forwards_and_twice(loss):
     assert torch.autograd.gradgradcheck(losses, (features, *weights))
 
 
-class _Head(nn.Module):
+class _Head(nn.Linear):
     """One whose parameters are tensors of a graph."""
 
     def __init__(self, weight, bias):
-        super().__init__()
+        super().__init__(weight.shape[1], 1)
+        del self.weight, self.bias
         self.weight, self.bias = weight, bias
 
 

@@ -19,7 +19,7 @@ from moonopt.bench.text.policy import Samples, less_others, response_log_probs, 
 from moonopt.bench.text.rewards import REWARDS
 from moonopt.optim.moon import MOON
 from moonopt.optim.muon import Muon
-from moonopt.speed.measure import command_line, interleaved, show, timing
+from moonopt.speed.measure import command_line, interleaved, show, small_or_gpu, timing
 from moonopt.tasks.verbs import TaskOptimizer
 
 REFERENCE = "ls+adamw"
@@ -79,11 +79,7 @@ def measure(rounds: int = 5, device: str = "cuda", size: Size = LARGE) -> dict[s
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = command_line("language", __doc__, rounds=5)
-    parser.add_argument("--small", action="store_true", help="a tiny model, to try the measurement out")
-    options = parser.parse_args(arguments)
-    if options.device == "cpu" and not options.small:
-        parser.error("1.7 billion parameters are measured on a GPU: add --device cuda, or --small")
+    options = small_or_gpu(command_line("language", __doc__, rounds=5), "1.7 billion parameters", arguments)
     show(options, [measure(options.rounds, options.device, SMALL if options.small else LARGE)], _lines)
 
 

@@ -63,6 +63,15 @@ def command_line(name: str, description: str | None, rounds: int) -> argparse.Ar
     return parser
 
 
+def small_or_gpu(parser: argparse.ArgumentParser, what: str, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options, with ``--small`` beside them, without which a CPU is not asked for ``what``."""
+    parser.add_argument("--small", action="store_true", help="a tiny model, to try the measurement out")
+    options = parser.parse_args(arguments)
+    if options.device == "cpu" and not options.small:
+        parser.error(f"{what} are measured on a GPU: add --device cuda, or --small")
+    return options
+
+
 def show(options: argparse.Namespace, results: Sequence[Mapping[str, Any]], lines: Callable[[Any], Sequence[str]]) -> None:
     """Print the environment and the results, as JSON or each in its lines."""
     where = environment(torch.device(options.device))

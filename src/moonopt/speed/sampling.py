@@ -15,7 +15,7 @@ from moonopt.bench.text.decoding import FixedDecoder, GrowingDecoder, NextLogits
 from moonopt.bench.text.policy import Samples
 from moonopt.bench.text.sampling import sample
 from moonopt.speed.language import Size, random_model
-from moonopt.speed.measure import command_line, interleaved, show, timing
+from moonopt.speed.measure import command_line, interleaved, show, small_or_gpu, timing
 from moonopt.tasks.modes import multiplying
 
 REFERENCE = "transformers"
@@ -66,11 +66,7 @@ def measure(rounds: int = 3, device: str = "cuda", task: Task = LARGE) -> dict[s
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = command_line("sampling", __doc__, rounds=3)
-    parser.add_argument("--small", action="store_true", help="a tiny model, to try the measurement out")
-    options = parser.parse_args(arguments)
-    if options.device == "cpu" and not options.small:
-        parser.error("135 million parameters are measured on a GPU: add --device cuda, or --small")
+    options = small_or_gpu(command_line("sampling", __doc__, rounds=3), "135 million parameters", arguments)
     show(options, [measure(options.rounds, options.device, SMALL if options.small else LARGE)], _lines)
 
 

@@ -5,7 +5,7 @@ shared parameters. So here what a loss does not depend on has no gradient at all
 the graph (``moonopt.tasks.gradients.nodes_of``).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -29,8 +29,9 @@ LOGISTIC = Pointwise(lambda z, s: functional.softplus(-s * z), lambda z, s: -s *
 
 
 def predictions(features: Tensor, heads: nn.ModuleDict) -> dict[str, Tensor]:
-    """What linear heads of one output each make of features (n, width): (n, 1) each."""
-    if torch.compiler.is_compiling():  # which fuses them itself
+    """What heads make of features (n, width): (n, outputs) each, together where all are linear with one output."""
+    together = all(isinstance(head, nn.Linear) and head.out_features == 1 for head in heads.values())
+    if not together or torch.compiler.is_compiling():  # which fuses them itself
         return {task: head(features) for task, head in heads.items()}
     parameters = [head.weight for head in heads.values()] + [head.bias for head in heads.values()]
     return dict(zip(heads, _Heads.apply(features, *parameters), strict=True))  # type: ignore[no-untyped-call]
@@ -76,16 +77,15 @@ class _Heads(torch.autograd.Function):
         of_weights = (joint.mT @ features.to(joint.dtype)).to(weights[0].dtype)
         of_biases = joint.sum(0).to(weights[0].dtype)
         of_features = joint @ torch.cat([weights[i] for i in there]).to(joint.dtype)
-        parts = *_spread(of_weights, there, len(weights)), *_spread(of_biases, there, len(weights))
-        return of_features.to(features.dtype), *parts
+        parts = [_spread(each.tensor_split(len(there)), there, len(weights)) for each in (of_weights, of_biases)]
+        return of_features.to(features.dtype), *parts[0], *parts[1]
 
     @staticmethod
     def jvp(ctx: Any, along: Tensor | None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         features, *weights = ctx.saved_tensors
         of_weights, of_biases = _halves(tangents)
-        zeros = [torch.zeros_like(each) for each in weights]
-        turned = torch.cat([zero if each is None else each for zero, each in zip(zeros, of_weights, strict=True)])
-        moved = torch.cat([zero[0, :1] if each is None else each for zero, each in zip(zeros, of_biases, strict=True)])
+        turned = torch.cat(_or_zeros(of_weights, weights))
+        moved = torch.cat(_or_zeros(of_biases, [each[0, :1] for each in weights]))
         found = functional.linear(features, turned.to(features.dtype), moved.to(features.dtype))
         if along is not None:
             found = found + functional.linear(along, torch.cat(weights).to(along.dtype))
@@ -116,25 +116,27 @@ class _Losses(torch.autograd.Function):
         joint = torch.stack([columns[i] for i in there], 1)
         chosen = wanted if len(there) == len(columns) else torch.stack([wanted[:, i] for i in there], 1)
         found = ctx.loss.slope(joint, chosen) * (torch.stack(list(there.values())) / len(joint))
-        return None, None, *_spread(found.to(joint.dtype).mT, there, len(columns), keep=False)
+        return None, None, *_spread(found.to(joint.dtype).unbind(1), there, len(columns))
 
     @staticmethod
     def jvp(ctx: Any, _: None, __: Tensor | None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         wanted, *columns = ctx.saved_tensors
-        pairs = zip(columns, tangents, strict=True)
-        along = torch.stack([torch.zeros_like(column) if each is None else each for column, each in pairs], 1)
         slopes: Tensor = ctx.loss.slope(torch.stack(columns, 1), wanted)
-        return (slopes * along).mean(0).unbind()
+        return (slopes * torch.stack(_or_zeros(tangents, columns), 1)).mean(0).unbind()
 
 
 def _present(gradients: Sequence[Tensor | None]) -> dict[int, Tensor]:
     return {number: each for number, each in enumerate(gradients) if each is not None}
 
 
-def _spread(found: Tensor, there: Mapping[int, Tensor], count: int, keep: bool = True) -> Gradients:
-    """The rows of a tensor in the places of those that are there, none in the others; ``keep`` their first dimension."""
-    rows = iter(found.tensor_split(len(there)) if keep else found.unbind())
-    return tuple(next(rows) if number in there else None for number in range(count))
+def _spread(found: Iterable[Tensor], there: Mapping[int, Tensor], count: int) -> Gradients:
+    """What was found in the places of those that are there, none in the others."""
+    each = iter(found)
+    return tuple(next(each) if number in there else None for number in range(count))
+
+
+def _or_zeros(tangents: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(value) if each is None else each for each, value in zip(tangents, like, strict=True)]
 
 
 def _halves(parameters: Sequence[Any]) -> tuple[list[Any], list[Any]]:

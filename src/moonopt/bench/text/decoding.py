@@ -49,33 +49,32 @@ def _can_capture(model: Any, device: torch.device) -> bool:
     )
 
 
-class _Head:
+class _Network:
     """Logits are in float32, as those of the loss."""
 
     def __init__(self, model: Any) -> None:
-        head = model.get_output_embeddings()
+        self._base, head = model.base_model, model.get_output_embeddings()
         bias = getattr(head, "bias", None)
         self._wide = torch.promote_types(head.weight.dtype, torch.float32)
         self._weight, self._bias = head.weight.to(self._wide), None if bias is None else bias.to(self._wide)
 
-    def __call__(self, states: Tensor) -> Tensor:
-        with torch.autocast(states.device.type, enabled=False):
-            return functional.linear(states[:, -1].to(self._wide), self._weight, self._bias)
+    def __call__(self, tokens: Tensor, mask: Tensor, places: Tensor, cache: Any) -> tuple[Tensor, Any]:
+        """The logits, and the cache as it is then."""
+        found = self._base(input_ids=tokens, attention_mask=mask, position_ids=places, past_key_values=cache, use_cache=True)
+        with torch.autocast(tokens.device.type, enabled=False):
+            logits = functional.linear(found.last_hidden_state[:, -1].to(self._wide), self._weight, self._bias)
+        return logits, found.past_key_values
 
 
 class GrowingDecoder:
     """With the cache of transformers, on any device."""
 
     def __init__(self, model: Any) -> None:
-        self._model, self._head = model, _Head(model)
-        self._cache: Any = None
+        self._network, self._cache = _Network(model), None
 
     def __call__(self, tokens: Tensor, mask: Tensor, places: Tensor) -> Tensor:
-        found = self._model.base_model(
-            input_ids=tokens, attention_mask=mask.long(), position_ids=places, past_key_values=self._cache, use_cache=True
-        )
-        self._cache = found.past_key_values
-        return self._head(found.last_hidden_state)
+        logits, self._cache = self._network(tokens, mask.long(), places, self._cache)
+        return logits
 
 
 class FixedDecoder:
@@ -86,7 +85,7 @@ class FixedDecoder:
     """
 
     def __init__(self, model: Any, most: int, captured: bool) -> None:
-        self._model, self._head, self._captured = model, _Head(model), captured
+        self._network, self._config, self._captured = _Network(model), model.config, captured
         self._cache = FixedCache(-(-most // UNIT) * UNIT)
         self._given: tuple[Tensor, Tensor, Tensor] | None = None  # tokens, positions and mask of a step, which stay in place
         self._graph: tuple[torch.cuda.CUDAGraph, Tensor] | None = None  # and its logits
@@ -94,7 +93,7 @@ class FixedDecoder:
     def __call__(self, tokens: Tensor, mask: Tensor, places: Tensor) -> Tensor:
         seen = mask.shape[1]
         if not self._cache.layers:
-            return self._compute(tokens, places, _prompt_mask(mask, self._cache.size))
+            return self._network(tokens, _prompt_mask(mask, self._cache.size), places, self._cache)[0]
         if self._given is None:
             whole = functional.pad(mask, (0, self._cache.size - seen))[:, None, None]
             self._given = tokens.clone(), places.clone(), whole
@@ -114,14 +113,8 @@ class FixedDecoder:
         return logits
 
     def _step(self, tokens: Tensor, places: Tensor, mask: Tensor) -> Tensor:
-        with _one_query(self._model.config), _unsorted():
-            return self._compute(tokens, places, mask)
-
-    def _compute(self, tokens: Tensor, places: Tensor, mask: Tensor) -> Tensor:
-        found = self._model.base_model(
-            input_ids=tokens, attention_mask=mask, position_ids=places, past_key_values=self._cache, use_cache=True
-        )
-        return self._head(found.last_hidden_state)
+        with _one_query(self._config), _unsorted():
+            return self._network(tokens, mask, places, self._cache)[0]
 
     def _capture(self, *given: Tensor) -> tuple[torch.cuda.CUDAGraph, Tensor] | None:
         """A step that cannot be captured is computed as it is from then on."""
