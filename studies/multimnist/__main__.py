@@ -1,7 +1,7 @@
 """The tables and figures of docs/multimnist.md: ``python -m studies.multimnist results/multimnist docs``.
 
 Every number comes from the exported runs and the tuning files in the first folder, and from the exports beside it whose names
-go on with "-alone" and "-exact"; what is not there is "not run yet". Figures are images/multimnist-*.svg.
+go on with "-alone", "-first" and "-exact"; what is not there is "not run yet". Figures are images/multimnist-*.svg.
 """
 
 from collections.abc import Sequence

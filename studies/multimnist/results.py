@@ -36,10 +36,12 @@ BETAS = tuple(sorted({*MULTIMNIST_BETA, 1e-2, 1e-1, 1.0, 10.0}))
 class MultiMNIST(Results):
     """The study, with metrics of the curves beside the accuracies.
 
-    ``alone`` are runs that had the GPU to themselves, by name; ``exact`` those of one epoch with the exact dual and without.
+    ``alone`` are runs that had the GPU to themselves, by name, and ``first`` such as were the first on a machine that had just
+    started; ``exact`` those of one epoch with the exact dual and without.
     """
 
     alone: Mapping[str, Row] = field(default_factory=dict)
+    first: Mapping[str, Row] = field(default_factory=dict)
     exact: Sequence[Row] = ()
 
     tuned_apart: ClassVar = {**dict.fromkeys(OWN), **{name: changes for name, (_, changes) in COMPONENTS.items()}}
@@ -55,11 +57,12 @@ class MultiMNIST(Results):
 
 
 def read(folder: Path) -> MultiMNIST:
-    """The runs and tuning files of a folder, and the exports beside it whose names go on with "-alone" and "-exact"."""
-    beside = {name: folder.with_name(f"{folder.name}-{name}") for name in ("alone", "exact")}
-    alone, exact = (_study(path).rows if path.is_dir() else [] for path in beside.values())
+    """The runs and tuning files of a folder, and the exports beside it, of names with "-alone", "-first" and "-exact" added."""
+    beside = [folder.with_name(f"{folder.name}-{name}") for name in ("alone", "first", "exact")]
+    alone, first, exact = (_study(path).rows if path.is_dir() else [] for path in beside)
     results = MultiMNIST(_study(folder), read_tuning(folder), exact=exact)
-    return replace(results, alone={results.name(row): row for row in alone})
+    named = [{results.name(row): row for row in rows} for rows in (alone, first)]
+    return replace(results, alone=named[0], first=named[1])
 
 
 def _study(folder: Path) -> Study:

@@ -174,6 +174,16 @@ def test_time_to_the_threshold_is_told_with_and_without_the_first_steps(timed):
     assert "reached only without the first steps" in made["target"]
 
 
+def test_the_first_run_on_a_machine_is_told_beside_the_others_and_judges_nothing(timed, tmp_path):
+    without = timed(moon=0.002)
+    changed(RESULTS / "moon.json", tmp_path / "results-first" / "moon.json", {}, 0.02)
+    made = timed(moon=0.002)
+    assert made["time"] == without["time"]
+    added = made["target"].removeprefix(without["target"])
+    assert added.startswith(" As the first run on a machine")
+    assert added.endswith(" 12.00 ± 0.69 s.")  # 600 ± 35 steps
+
+
 def test_a_loss_after_the_end_of_training_is_not_made_up(timed):
     assert by_heading(timed(moon=0.0005)["time"], 0)["loss after 2 s"] == "over"
 
