@@ -5,20 +5,27 @@ from studies.entries import NOT_MEASURED, markdown
 from studies.results import Speed
 
 GOAL_SECONDS, GOAL_RATIO = 3.0, 5.0
-#: The form that the study trains.
-FAST = "dense, captured, tf32"
+#: The forms that are held against it: that which the study trains, and the fastest with its products.
+FORMS = {
+    "dense, captured, tf32": "Captured and in TensorFloat-32, as the study trains",
+    "dense, compiled, captured, tf32": "compiled as well",
+}
 
 
 def speed_target(speed: Speed | None) -> str:
-    """Both methods must reach it."""
     goal = f"Speed: an epoch of at most {GOAL_SECONDS:g} s on an H200, at least {GOAL_RATIO:g} times as fast as the PyG form."
     if speed is None:
         return f"{goal} {NOT_MEASURED.capitalize()}."
-    names = {method: f"{method}, {FAST}" for method in METHODS}
+    return f"{goal} {'; '.join(f'{words}: {_reached(speed, form)}' for form, words in FORMS.items())}."
+
+
+def _reached(speed: Speed, form: str) -> str:
+    """Both methods must reach it."""
+    names = {method: f"{method}, {form}" for method in METHODS}
     found = {method: (speed["epoch_seconds"][name], speed["ratios"][name]) for method, name in names.items()}
     told = ", ".join(f"{method} {seconds:.2f} s and {ratio:.1f} times" for method, (seconds, ratio) in found.items())
     reached = all(seconds <= GOAL_SECONDS and ratio >= GOAL_RATIO for seconds, ratio in found.values())
-    return f"{goal} Captured and in TensorFloat-32, as the study trains: {told}: **{'reached' if reached else 'not reached'}**."
+    return f"{told}: **{'reached' if reached else 'not reached'}**"
 
 
 def speed_table(speed: Speed | None) -> str:

@@ -166,16 +166,18 @@ def measured():
     return json.dumps(importlib.import_module("moonopt.speed.molecules").measure(rounds=2, batch=3))
 
 
-@pytest.mark.parametrize(("seconds", "verdict"), [(2.5, "reached"), (3.5, "not reached")])
-def test_the_speed_is_that_of_the_form_that_is_trained(seconds, verdict, measured, fill, tmp_path):
+def test_the_form_that_is_trained_and_the_compiled_one_are_held_against_the_target(measured, fill, tmp_path):
     result = json.loads(measured)
-    for method in ("ls", "moon"):
-        name = f"{method}, dense, captured, tf32"
-        result["times"][name] = {"ms": 1e3, "low_ms": 1e3, "high_ms": 1e3}
-        result["epoch_seconds"][name], result["ratios"][name] = seconds, 8.0
+    for form, seconds in (("captured, tf32", 3.5), ("compiled, captured, tf32", 2.5)):
+        for method in ("ls", "moon"):
+            name = f"{method}, dense, {form}"
+            result["times"][name] = {"ms": 1e3, "low_ms": 1e3, "high_ms": 1e3}
+            result["epoch_seconds"][name], result["ratios"][name] = seconds, 8.0
     (tmp_path / "results" / "speed").mkdir(parents=True)
     content = {"environment": {"device": "NVIDIA H200", "torch": "2.11"}, "results": [result]}
     (tmp_path / "results" / "speed" / "qm9-h200.json").write_text(json.dumps(content))
     page = fill()
-    assert f"moon {seconds:.2f} s and 8.0 times: **{verdict}**" in section(page, "target")
+    trained, compiled = section(page, "target").split("; compiled as well: ")
+    assert trained.endswith("moon 3.50 s and 8.0 times: **not reached**")
+    assert "moon 2.50 s and 8.0 times: **reached**" in compiled
     assert lines(page, "speed")["ls, pyg"]["times as fast as pyg"] == "1.00"
