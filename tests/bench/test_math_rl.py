@@ -9,7 +9,7 @@ import torch
 
 from moonopt import MOON
 from moonopt.bench import find
-from moonopt.bench.math_rl import USES_OF_VALUES, MathRL
+from moonopt.bench.math_rl import SHOWN, USES_OF_VALUES, MathRL
 from moonopt.bench.text import policy
 from moonopt.bench.text.policy import Samples
 from moonopt.bench.text.rewards import RunningMean
@@ -48,7 +48,8 @@ def test_a_response_is_rewarded_for_the_last_valid_box_its_length_and_its_steps(
         [ONE, TWO],
         [ONE, TWO, FOUR, "<end>"],
     )
-    assert made._rewards(given, ["3"] * 5) == [(1, 0, 1), (1, 1, 0), (0, 0, 0), (0, 1, 0), (0, 0, 1)]
+    found = made._rewards(made._texts(given), given.lengths.tolist(), ["3"] * 5)
+    assert found == [(1, 0, 1), (1, 1, 0), (0, 0, 0), (0, 1, 0), (0, 0, 1)]
 
 
 def test_responses_are_compared_with_the_mean_over_all_so_far_their_own_included(folder):
@@ -194,7 +195,7 @@ def test_the_penalty_pulls_towards_the_model_that_training_began_with(folder):
 @pytest.mark.parametrize("reward", [0.0, 1.0])
 def test_rewards_without_spread_are_told_once_counted_and_leave_parameters_finite(reward, folder, monkeypatch):
     made, splits, model = tiny.bench(folder)
-    monkeypatch.setattr(made, "_rewards", lambda samples, answers: [(reward,) * 3] * len(answers))
+    monkeypatch.setattr(made, "_rewards", lambda texts, lengths, answers: [(reward,) * 3] * len(answers))
     before = [p.detach().clone() for p in model.parameters()]
     method = MOON(model, tasks=made.tasks, lr=0.01, vector_weight_decay=0.0)
     with warnings.catch_warnings(record=True) as told:
@@ -222,6 +223,7 @@ def test_evaluation_is_of_the_likeliest_responses_and_learns_nothing(folder):
     found, again = (made.evaluate(model, batches) for _ in range(2))
     assert found == again
     assert made.state_dict() == state
+    assert len(made.examples()) == SHOWN
     assert set(found) == {metric.name for metric in made.metrics}
     lengths = []
     for batch in batches:
@@ -241,10 +243,20 @@ def test_shares_of_an_evaluation_are_counted(folder, monkeypatch):
     made._running = RunningMean(12, 4)
     given = responses([ONE, TWO, THREE, "<end>"], [THREE, "<end>"], ["x"] * 8, [FOUR, "<end>"])
     monkeypatch.setattr(made, "_sample", lambda *arguments, **options: given)
-    batch = splits.valid.batch(torch.arange(4), torch.Generator())._replace(answers=["3"] * 4)
+    batch = splits.valid.batch(torch.arange(4), torch.Generator())
+    batch = batch._replace(problems=[problem._replace(answer="3") for problem in batch.problems])
     assert made.evaluate(model, [batch]) == pytest.approx(
         {"accuracy": 0.5, "clarity": 0.25, "length": 4, "shorter": 0.5, "ended": 0.75, "reward": (0.5 + 0.25 + 0.5) / 3}
     )
+    assert [example["given"] for example in made.examples()] == [problem._asdict() for problem in batch.problems]
+    assert [example["made"]["rewarded for"] for example in made.examples()] == [
+        "accuracy, clarity",
+        "accuracy, conciseness",
+        "nothing",
+        "conciseness",
+    ]
+    assert [example["made"]["tokens"] for example in made.examples()] == ["4", "2", "8", "2"]
+    assert made.examples()[2]["made"]["response"] == " ".join("x" * 8)
 
 
 @pytest.mark.parametrize("method", [*USES_OF_VALUES, "si+muon", "moon"])

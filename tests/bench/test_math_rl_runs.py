@@ -125,6 +125,7 @@ def test_test_data_are_looked_at_once_with_the_best_parameters(folder, tmp_path,
     assert [len(answers) for answers in looked] == [3, 3, 3, 3, 5]
     lines = tiny.lines(run, "evaluation")
     assert all(line["test"] == {} for line in lines)
+    assert [len(line["examples"]) for line in lines] == [3, 3, 3, 3]
     best = max(lines, key=lambda line: line["valid"]["reward"])
     result = json.loads((run / "result.json").read_text())
     assert (result["epoch"], result["valid"]) == (best["epoch"], best["valid"])

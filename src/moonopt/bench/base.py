@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -93,6 +93,13 @@ class Splits:
         """The same, with what can be (``Tensors``) in the memory of a device."""
         moved = {name: data.to(device) for name, data in vars(self).items() if isinstance(data, Tensors)}
         return replace(self, **moved)
+
+
+class Example(TypedDict):
+    """Words and numbers as text: what a model was given, and what it has made of that, each by its name."""
+
+    given: dict[str, str]
+    made: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -187,6 +194,10 @@ class Benchmark(ABC):
     def measured(self) -> dict[str, float]:
         """What ``prepare`` has seen since it was asked last, for a line of ``metrics.jsonl``."""
         return {}
+
+    def examples(self) -> list[Example]:
+        """A few of what the last evaluation has looked at, for people."""
+        return []
 
     def state_dict(self) -> dict[str, Any]:
         """What ``prepare`` has learned, for a checkpoint: tensors, numbers and words."""

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from moonopt.bench.base import Benchmark, Splits
+from moonopt.bench.base import Benchmark, Example, Splits
 from moonopt.bench.data import math_text, smollm2
 from moonopt.bench.metrics import Metric
 from moonopt.bench.text import models, rewards
@@ -46,6 +46,8 @@ USES_OF_VALUES: Mapping[str, str] = {
     "uw": "takes losses for variances",
 }
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+#: Responses that an evaluation shows.
+SHOWN = 4
 
 _ADAM: Mapping[str, Any] = {"optimizer.lr": 1e-5}
 _MUON: Mapping[str, Any] = {"optimizer.lr": 5e-5, "optimizer.scale": "rms", "optimizer.vector_lr": 1e-5}
@@ -120,6 +122,7 @@ class MathRL(Benchmark):
         self._language: models.LanguageModel | None = None
         self._reference: Any = None
         self._told: set[str] = set()
+        self._examples: list[Example] = []
 
     def check(self, method: str) -> None:
         """With surrogates, whose value has no meaning, refuse the methods that make something of it."""
@@ -158,12 +161,12 @@ class MathRL(Benchmark):
         prompts = Prompts(
             batch.tokens.repeat_interleave(copies, 0),
             batch.mask.repeat_interleave(copies, 0),
-            [answer for answer in batch.answers for _ in range(copies)],
+            [problem for problem in batch.problems for _ in range(copies)],
         )
         samples = self._sample(model, prompts, generator, self.settings["data.temperature"])
         lengths = samples.lengths.tolist()
         self._running = self._running.after(lengths)
-        found = torch.tensor(self._rewards(samples, prompts.answers), dtype=torch.float32)
+        found = torch.tensor(self._rewards(self._texts(samples), lengths, prompts.answers), dtype=torch.float32)
         self._remember(found, lengths)
         with torch.no_grad():
             before = self._log_probs(model, samples)
@@ -184,12 +187,15 @@ class MathRL(Benchmark):
     def evaluate(self, model: nn.Module, batches: Iterable[Prompts]) -> dict[str, float]:
         """Of the likeliest responses."""
         found: list[tuple[float, ...]] = []
+        self._examples = []
         for batch in batches:
             samples = self._sample(model, batch, torch.Generator(), temperature=0)
             ends = torch.tensor(self._loaded.end, device=samples.response.device)
             ended = torch.isin(samples.response, ends).logical_and(samples.response_mask).any(1)
-            of_each = zip(self._rewards(samples, batch.answers), samples.lengths.tolist(), ended.tolist(), strict=True)
-            found += [(*given, length, end) for given, length, end in of_each]
+            lengths, texts = samples.lengths.tolist(), self._texts(samples)
+            given = self._rewards(texts, lengths, batch.answers)
+            found += [(*each, length, end) for each, length, end in zip(given, lengths, ended.tolist(), strict=True)]
+            self._show(batch, texts, given, lengths)
         accuracy, shorter, clarity, length, ended_share = torch.tensor(found, dtype=torch.float64).mean(0).tolist()
         unused = 1 - length / self.settings["data.length"]
         return {
@@ -205,6 +211,10 @@ class MathRL(Benchmark):
         """Mean rewards and length since the last time, the running mean, and how often all responses had the same reward."""
         tally, self._tally = self._tally, Tally()
         return {**tally.means(), "running length": self._running.mean} if tally.samples else {}
+
+    def examples(self) -> list[Example]:
+        """The likeliest responses to the first problems that were evaluated last."""
+        return list(self._examples)
 
     def state_dict(self) -> dict[str, Any]:
         return {"running": asdict(self._running), "tally": asdict(self._tally)}
@@ -261,16 +271,28 @@ class MathRL(Benchmark):
         temperature = self.settings["data.temperature"]
         return response_log_probs(model, samples, temperature, at_once)
 
-    def _rewards(self, samples: Samples, answers: Sequence[str]) -> list[tuple[float, float, float]]:
+    def _texts(self, samples: Samples) -> list[str]:
+        tokens = [row[:length] for row, length in zip(samples.response.tolist(), samples.lengths.tolist(), strict=True)]
+        texts: list[str] = self._loaded.tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        return texts
+
+    def _rewards(
+        self, texts: Sequence[str], lengths: Sequence[int], answers: Sequence[str]
+    ) -> list[tuple[float, float, float]]:
         """Of every response its rewards, in the order of the tasks."""
         judge = JUDGES[self.settings["data.judge"]]
-        lengths = samples.lengths.tolist()
-        tokens = [row[:length] for row, length in zip(samples.response.tolist(), lengths, strict=True)]
-        texts = self._loaded.tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return [
             (rewards.accuracy(text, answer, judge), rewards.conciseness(length, self._running), rewards.clarity(text))
             for text, answer, length in zip(texts, answers, lengths, strict=True)
         ]
+
+    def _show(self, prompts: Prompts, texts: Sequence[str], given: Sequence[tuple[float, ...]], lengths: Sequence[int]) -> None:
+        for problem, text, rewarded, length in zip(prompts.problems, texts, given, lengths, strict=True):
+            if len(self._examples) == SHOWN:
+                return
+            earned = ", ".join(task for task, reward in zip(self.tasks, rewarded, strict=True) if reward) or "nothing"
+            made = {"response": text, "tokens": str(length), "rewarded for": earned}
+            self._examples.append({"given": problem._asdict(), "made": made})
 
     def _remember(self, found: Tensor, lengths: Sequence[int]) -> None:
         silent = without_spread(found, self.tasks)

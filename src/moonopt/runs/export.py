@@ -25,7 +25,7 @@ def export(runs: Sequence[Run], out: Path) -> list[Path]:
     """Write the finished runs of one benchmark; the runs of ``stl`` make one file per task. Warns of those that are left out.
 
     Results are exact. Of each curve at most 50 lines stay, always the first and the last, in 4 significant digits; the
-    conflict matrix of more than 4 tasks stays in the last line that has one.
+    conflict matrix of more than 4 tasks stays in the last line that has one, examples in the first and the last.
 
     Returns:
         The files.
@@ -72,7 +72,7 @@ def _content(label: str, runs: Sequence[Run]) -> dict[str, Any]:
             **({"config": differing} if differing else {}),
             "result": run.result,
             "train": [_rounded(line) for line in thinned(run.train)],
-            "evaluation": [_rounded(line) for line in _last_large_conflict_only(thinned(run.evaluation))],
+            "evaluation": [_rounded(line) for line in _with_few_examples(_last_large_conflict_only(thinned(run.evaluation)))],
         }
     return {
         "format": FORMAT,
@@ -94,6 +94,11 @@ def _without_seed(run: Run) -> dict[str, Any]:
 def _last_large_conflict_only(lines: Sequence[Line]) -> list[Line]:
     large = [index for index, line in enumerate(lines) if len(line.get("conflict") or ()) > FEW_TASKS]
     return [{**line, "conflict": None} if index in large[:-1] else line for index, line in enumerate(lines)]
+
+
+def _with_few_examples(lines: Sequence[Line]) -> list[Line]:
+    between = [{key: value for key, value in line.items() if key != "examples"} for line in lines[1:-1]]
+    return [*lines[:1], *between, *lines[1:][-1:]]
 
 
 def _rounded(value: Any) -> Any:

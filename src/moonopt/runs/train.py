@@ -252,6 +252,7 @@ class Training:
             "test": _numbers(test),
             "conflict": conflict and [[_number(cosine) for cosine in row] for row in conflict],
             "seconds": progress.cost.seconds,
+            **({"examples": examples} if (examples := bench.examples()) else {}),
         }
 
     def _tested(self) -> dict[str, float]:

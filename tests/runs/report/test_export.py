@@ -1,6 +1,7 @@
 """The committed form of a study: small, stable, and as good as the runs for a report."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -54,6 +55,17 @@ def test_results_are_exact_and_curves_are_thin(toy_runs, tmp_path):
     loss = run.train[-1]["loss"]["first"]
     assert found["train"][-1]["loss"]["first"] == float(f"{loss:.4g}") != loss
     assert all(line["conflict"] for line in found["evaluation"])
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_examples_stay_in_the_first_and_the_last_evaluation(count, toy_runs, tmp_path):
+    run = toy_runs[0]
+    lines = [{**run.evaluation[0], "epoch": epoch, "examples": [{"given": {}, "made": {}}]} for epoch in range(count)]
+    (file,) = export([replace(run, evaluation=lines)], tmp_path / "out")
+    (found,) = json.loads(file.read_text())["seeds"].values()
+    assert [line["epoch"] for line in found["evaluation"]] == list(range(count))
+    kept = [epoch for epoch, line in enumerate(found["evaluation"]) if "examples" in line]
+    assert kept == sorted({0, count - 1})
 
 
 def test_of_many_tasks_the_last_matrix_of_conflicts_stays(toy_runs, tmp_path):

@@ -3,6 +3,7 @@
 import base64
 import re
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -60,6 +61,16 @@ def test_the_page_says_how_to_repeat_and_what_is_missing(report):
         "There is no run of ls here",
     ):
         assert said in text
+
+
+def test_examples_are_shown_as_they_are(make_run, toy_metrics, tmp_path):
+    make_run("moon", 0, toy_metrics("moon", 0))
+    (run,) = read_runs([make_run.args[0]])
+    example = {"given": {"question": "1 < 2?"}, "made": {"response": "First,\nyes."}}
+    line = {**run.evaluation[-1], "examples": [example]}
+    text = write_report([replace(run, evaluation=[line])], tmp_path / "report").read_text()
+    assert "<summary>1 &lt; 2?</summary>" in text
+    assert "First,\nyes.</td>" in text
 
 
 def test_overrides_that_all_rows_share_are_said_once_in_the_summary_and_below_the_table(make_run, toy_metrics, tmp_path):

@@ -16,19 +16,23 @@ FILL = 0
 
 
 class Prompts(NamedTuple):
-    """A batch of problems: tokens (n, p) padded on the left, a mask that is True where they are no padding, and answers."""
+    """A batch of problems: tokens (n, p) padded on the left, a mask that is True where they are no padding, and problems."""
 
     tokens: Tensor
     mask: Tensor
-    answers: list[str]
+    problems: list[Problem]
+
+    @property
+    def answers(self) -> list[str]:
+        return [problem.answer for problem in self.problems]
 
 
 class Problems:
-    """Prompts as tokens, with the answers."""
+    """Prompts as tokens, with the problems."""
 
     def __init__(self, problems: Sequence[Problem], tokenizer: Any, template: str) -> None:
         self.prompts = [prompt_tokens(problem.question, tokenizer, template) for problem in problems]
-        self.answers = [problem.answer for problem in problems]
+        self.problems = problems
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -40,7 +44,7 @@ class Problems:
     def batch(self, indices: Tensor, generator: torch.Generator) -> Prompts:
         chosen = indices.tolist()
         tokens, mask = left_padded([self.prompts[index] for index in chosen], FILL)
-        return Prompts(tokens, mask, [self.answers[index] for index in chosen])
+        return Prompts(tokens, mask, [self.problems[index] for index in chosen])
 
 
 def _first(splits: ProblemSplits, counts: Sequence[int]) -> ProblemSplits:

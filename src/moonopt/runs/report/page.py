@@ -10,6 +10,7 @@ from moonopt.runs.cell import safe
 from moonopt.runs.report import drawing
 from moonopt.runs.report.costs import cost_table
 from moonopt.runs.report.drawing import Plot
+from moonopt.runs.report.examples import Shown, examples_of
 from moonopt.runs.report.figures import plots
 from moonopt.runs.report.layout import Table, to_csv, to_latex, to_markdown
 from moonopt.runs.report.repeat import Recipe, Settings, recipe, settings_of
@@ -41,6 +42,7 @@ class Section:
     costs: Table
     settings: Settings
     figures: Sequence[tuple[Plot, Sequence[str]]]
+    examples: Sequence[Shown]
     recipes: Sequence[Recipe]
 
 
@@ -91,6 +93,7 @@ def _section(study: Study, folder: str, reference: str | None) -> tuple[Section,
         costs=cost_table(study),
         settings=settings_of(study),
         figures=[(plot, drawing.inline(plot, f"{folder}-{plot.name}")) for plot in drawn],
+        examples=examples_of(study),
         recipes=[recipe(row) for row in study.rows],
     )
     return section, files
