@@ -44,9 +44,24 @@ def test_the_splits_are_other_ones_for_every_seed_and_have_every_molecule_once(f
     test = [whole(each.test)[1] for each in splits]
     assert torch.equal(test[0], test[1])
     assert not torch.equal(test[0], test[2])
-    parts = [whole(part) for part in vars(splits[0]).values()]
-    found = torch.cat([positions.flatten(1) for _, positions, *_ in parts])
+    found = torch.cat([part.tensors[1].flatten(1) for part in vars(splits[0]).values()])
     assert torch.equal(found.sort(0).values, molecules.padded().positions.flatten(1).sort(0).values)
+
+
+def test_a_batch_is_padded_to_few_widths_in_which_every_atom_has_room(folder):
+    widths = set()
+    for data in vars(QM9(FEW).load(folder, 0)).values():
+        numbers, positions, bonds, targets = data.tensors
+        for some in torch.arange(len(data)).split(3):
+            cut, near, kinds, wanted, _ = data.batch(some, torch.Generator())
+            width = cut.shape[1]
+            assert torch.equal((cut > 0).sum(1), (numbers[some] > 0).sum(1))
+            assert torch.equal(cut, numbers[some, :width])
+            assert torch.equal(near, positions[some, :width])
+            assert torch.equal(kinds, bonds[some, :width, :width])
+            assert torch.equal(wanted, targets[some])
+            widths.add(width)
+    assert {25, 29} <= widths <= {25, 27, 29}
 
 
 def test_targets_are_scaled_by_the_training_molecules_alone(folder, molecules):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from moonopt.bench.base import Benchmark, Splits, Tensors
 from moonopt.bench.data import qm9
-from moonopt.bench.data.qm9_molecules import TARGETS, node_features
+from moonopt.bench.data.qm9_molecules import TARGETS, Padded, node_features, padded_width
 from moonopt.bench.metrics import Metric, delta_m
 from moonopt.bench.models.heads import SQUARED, mean_losses
 from moonopt.bench.models.mpnn import MPNN
@@ -81,7 +81,7 @@ class QM9(Benchmark):
         scaled = (targets - mean) / std
         padded = molecules.padded()
         parts = {
-            name: Properties(*(each[chosen] for each in (*padded, scaled)), scale=std)
+            name: Properties(Padded(*(each[chosen] for each in padded)), scaled[chosen], std)
             for name, chosen in (("train", train), ("valid", valid), ("test", test))
         }
         return Splits(**parts)
@@ -136,14 +136,21 @@ class QM9(Benchmark):
 
 
 class Properties(Tensors):
-    """Rows of tensors, and the scale by which targets were divided, which every batch has."""
+    """Padded molecules, their targets, and the scale by which these were divided, which every batch has.
 
-    def __init__(self, *tensors: Tensor, scale: Tensor) -> None:
-        super().__init__(*tensors)
+    A batch has no more padding than its largest molecule asks for, in few widths, each of which is a CUDA graph of its own.
+    """
+
+    def __init__(self, molecules: Padded, targets: Tensor, scale: Tensor) -> None:
+        super().__init__(*molecules, targets)
         self.scale = scale
+        self.sizes = (molecules.numbers > 0).sum(1)  # stays on the host
 
     def batch(self, indices: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
-        return *super().batch(indices, generator), self.scale
+        numbers, positions, bonds, targets = self.tensors
+        width = padded_width(int(self.sizes[indices].max()))
+        narrow = Tensors(numbers[:, :width], positions[:, :width], bonds[:, :width, :width], targets)
+        return *narrow.batch(indices, generator), self.scale
 
     def to(self, device: torch.device) -> Self:
         moved = super().to(device)
