@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from moonopt.speed import sampling
-from moonopt.speed.language import REFERENCE
+from moonopt.speed.language import DTYPES, REFERENCE
 from studies.entries import NOT_MEASURED, markdown
 from studies.results import Speed
 
@@ -18,7 +18,7 @@ def speed_target(speed: Sequence[Speed]) -> str:
     for found in speed:
         peak, ratio = found["peaks_gib"]["moon"] * GIB / GB, found["peaks_gib"]["moon"] / found["peaks_gib"]["muon"]
         verdict = "reached" if peak <= ROOM and ratio <= GOAL else "not reached"
-        told.append(f"{peak:.1f} GB, {ratio:.3f} times: **{verdict}**")
+        told.append(f"{peak:.1f} GB, {ratio:.3f} times: **{verdict}** ({_weights(found)})")
     return f"{goal} {'; '.join(told) or NOT_MEASURED}."
 
 
@@ -47,9 +47,14 @@ def _table(found: Speed) -> str:
         peak, muon = (found["peaks_gib"][each] for each in (name, "muon"))
         memory = [f"{peak * GIB / GB:.2f}", f"{peak / muon:.3f}", f"{found['states_gib'][name] * GIB / GB:.2f}"]
         lines.append([name, _milliseconds(times), f"{found['ratios'][name]:.2f}", *memory])
-    where = f"{_where(found)}, {found['parameters']:,} parameters, {found['batch']} x {found['length']} tokens."
+    sizes = f"{found['parameters']:,} {_weights(found)}, {found['batch']} x {found['length']} tokens"
+    where = f"{_where(found)}, {sizes}."
     heading = ["", "ms a step (quartiles)", f"times {REFERENCE}", "peak (GB)", "times muon's peak", "optimizer's state (GB)"]
     return f"{where}\n\n{markdown(heading, lines)}"
+
+
+def _weights(found: Speed) -> str:
+    return f"parameters in {found.get('dtype', DTYPES[0])}"
 
 
 def _milliseconds(times: Mapping[str, float]) -> str:

@@ -24,12 +24,13 @@ REWARD = MathRL.headline
 
 #: Accuracy has collapsed when less than this share of it is left.
 LEFT = 0.5
-#: What must have become of an objective from the first evaluation to the last.
-CLAIMS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
+#: What must have become of an objective from the first evaluation to the last; None where that cannot be told.
+CLAIMS: Mapping[str, tuple[str, Callable[[float, float], bool | None]]] = {
     "clarity rises": ("clarity", lambda first, last: last > first),
     "length falls": ("length", lambda first, last: last < first),
-    "accuracy does not collapse": ("accuracy", lambda first, last: last >= LEFT * first),
+    "accuracy does not collapse": ("accuracy", lambda first, last: last >= LEFT * first if first else None),
 }
+VERDICTS: Mapping[bool | None, str] = {True: "yes", False: "no", None: "cannot be told"}
 #: Lines at the end of training of which the samples are told.
 LATE = 10
 
@@ -59,9 +60,9 @@ def _claims(results: Language) -> str:
     lines = []
     for says, (metric, holds) in CLAIMS.items():
         seen = {row.method: holds(*_ends(row, metric)) for row in rows}
-        holding, others = ([method for method, found in seen.items() if found is wanted] for wanted in (True, False))
-        told = [f"with {', '.join(holding)}", f"not with {', '.join(others)}"]
-        found = "; ".join(text for text, names in zip(told, (holding, others), strict=True) if names)
+        by_verdict = {wanted: [method for method, found in seen.items() if found is wanted] for wanted in VERDICTS}
+        words = {True: "with", False: "not with", None: "it cannot be told, since it was 0 at first, of"}
+        found = "; ".join(f"{words[wanted]} {', '.join(names)}" for wanted, names in by_verdict.items() if names)
         lines.append(f"- {says.capitalize()}: {found or NOT_RUN}.")
     return "\n".join(lines)
 
@@ -93,7 +94,7 @@ def _change(results: Language) -> str:
     for row in results.rows(METHODS):
         ends = {metric: _ends(row, metric) for metric in (*OBJECTIVES, REWARD)}
         told = [_arrow(*found, DIGITS[metric]) for metric, found in ends.items()]
-        verdicts = ["yes" if holds(*ends[metric]) else "no" for metric, holds in CLAIMS.values()]
+        verdicts = [VERDICTS[holds(*ends[metric])] for metric, holds in CLAIMS.values()]
         epochs = [int((outcome.runs[0].result or {})["epoch"]) for outcome in row.outcomes]
         selected = ", ".join(f"{epoch * steps_per_epoch(row):.0f}" for epoch in epochs)
         lines.append([row.method, *told, *verdicts, selected])

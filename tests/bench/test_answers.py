@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from moonopt.bench.text import answers
-from moonopt.bench.text.answers import JUDGES, LONGEST, normalised, same_answer, verified_answer
+from moonopt.bench.text.answers import JUDGES, LONGEST, is_readable, normalised, same_answer, verified_answer
 from moonopt.bench.text.rewards import last_box
 from moonopt.errors import UserError
 
@@ -26,6 +26,11 @@ SAME = [
     (r"\frac{-35}{9}", r"-\frac{35}{9}"),
     (r"\frac{2}{4}", "0.5"),
     (r"1\frac{4}{5}", r"\frac{9}{5}"),
+    ("2 1/2", "2.5"),
+    ("-2 1/2", r"-\frac{5}{2}"),
+    ("\N{MINUS SIGN}5", "-5"),
+    (r"\varnothing", r"\emptyset"),
+    ("x=5 or x=-2", "-2, 5"),
     (r"-1 \frac{4}{5}", "-1.8"),
     (r"6.72 \times 10^{-5}", ".0000672"),
     (r"\frac{-\pi}{6}", r"-\frac{\pi}{6}"),
@@ -82,6 +87,8 @@ SAME = [
     (r"\overline{AB}", r"\overline {AB}"),
 ]
 OTHER = [
+    ("2 1/2", r"\frac{21}{2}"),
+    ("x=5, y=-2", "5, -2"),
     ("1", "2"),
     (r"\frac12", r"\frac21"),
     ("0.333", r"\frac13"),
@@ -118,6 +125,14 @@ def test_the_same_answer_in_two_ways_of_writing(one, other):
 @pytest.mark.parametrize(("one", "other"), OTHER)
 def test_answers_that_differ(one, other):
     assert not same_answer(one, other)
+
+
+@pytest.mark.parametrize(
+    ("answer", "readable"),
+    [(r"\frac{1", False), ("}{", False), (r"\text{}", False), ("$", False), (r"\{1\}", True), (r"\left\{1", True), ("0", True)],
+)
+def test_answers_whose_braces_do_not_close_or_that_hold_nothing_cannot_be_read(answer, readable):
+    assert is_readable(answer) == readable
 
 
 @pytest.mark.parametrize("text", sorted({text for pair in SAME + OTHER for text in pair}))

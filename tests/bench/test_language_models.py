@@ -63,8 +63,33 @@ def test_a_tokenizer_without_an_end_is_refused(folder):
 def test_a_folder_without_weights_is_refused(folder):
     place = folder(**SPECIAL)
     (place / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"has no weights: expected \*\.safetensors"):
+    with pytest.raises(UserError, match=r"has no weights: expected model\*\.safetensors"):
         load(place)
+    (place / "adapter_model.safetensors").write_bytes(b"")
+    assert "has no weights" in missing(place)
+
+
+def test_weights_that_are_missing_or_of_another_size_are_named(folder):
+    place = folder(**SPECIAL)
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(place / "model.safetensors")
+    lost = [name for name in weights if name.startswith("model.layers.1.")]
+    kept = {name: each for name, each in weights.items() if name not in lost}
+    save_file(kept, place / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=rf"not all there: model\.layers\.1\..* and {len(lost) - 3} more\."):
+        load(place)
+    save_file(kept | {name: torch.zeros(3, 3) for name in lost}, place / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match="cannot be loaded as a causal language model"):
+        load(place)
+
+
+def test_what_the_template_for_chats_writes_behind_an_answer_ends_it(folder):
+    place = folder(**SPECIAL, additional_special_tokens=["z"])
+    tokenizer = load(place).tokenizer
+    tokenizer.chat_template = "{% for turn in messages %}{{ turn['content'] }}z\n{% endfor %}"
+    tokenizer.save_pretrained(place)
+    assert load(place).end == (tiny.END, *tokenizer("z")["input_ids"])
 
 
 def test_damaged_weights_are_told_in_one_sentence(folder):

@@ -12,6 +12,7 @@ from moonopt.bench import find
 from moonopt.bench.math_rl import SHOWN, USES_OF_VALUES, MathRL
 from moonopt.bench.text import policy
 from moonopt.bench.text.policy import Samples
+from moonopt.bench.text.prompts import Problems
 from moonopt.bench.text.rewards import RunningMean
 from moonopt.errors import UserError
 
@@ -265,6 +266,26 @@ def test_methods_that_use_the_value_of_a_loss_are_refused_where_it_has_no_meanin
     with pytest.raises(UserError, match=rf"{method.replace('+', '.')} .*data.loss=surrogate .* use data.loss=shortfall"):
         MathRL(settings).check(method)
     MathRL(settings | {"data.loss": "shortfall"}).check(method)
+
+
+@pytest.mark.parametrize("normalisation", ["loss", "loss+"])
+def test_mgda_by_the_size_of_losses_is_refused_where_it_has_no_meaning(normalisation):
+    settings = {"data.loss": "surrogate", "balancer.normalisation": normalisation}
+    with pytest.raises(UserError, match=r"mgda\+muon with this balancer\.normalisation divides gradients by losses"):
+        MathRL(settings).check("mgda+muon")
+    MathRL(settings | {"balancer.normalisation": "l2"}).check("mgda+muon")
+
+
+@pytest.mark.parametrize(("dtype", "rate", "told"), [("bfloat16", 1e-5, 1), ("bfloat16", 0.01, 0), ("float32", 1e-5, 0)])
+def test_steps_that_would_be_lost_in_rounding_are_told(folder, dtype, rate, told, recwarn):
+    tiny.bench(folder, model__dtype=dtype, optimizer__lr=rate)
+    assert sum("lost in rounding" in str(each.message) for each in recwarn) == told
+
+
+def test_a_tokenizer_that_makes_nothing_of_a_problem_is_refused(folder):
+    _, splits, _ = tiny.bench(folder)
+    with pytest.raises(UserError, match="makes no tokens of a problem"):
+        Problems(splits.valid.problems, lambda text: {"input_ids": []}, "{question}")
 
 
 @pytest.mark.parametrize("method", ["moon", "muon", "ls", "mgda", "nash-mtl+muon", "tiny_benchmarks:sgd"])

@@ -66,6 +66,9 @@ def test_too_few_problems_are_told(folder):
         ('{"problem": "What?", "answer": 3}\n', "expected text under 'answer', found 3"),
         ('{"problem": " ", "answer": "3"}\n', "expected text under 'problem', found ' '"),
         ("{}\n", "found None among no keys"),
+        ("[" * 100_000 + "\n", "found brackets within brackets without end"),
+        ('{"problem": "What?", "answer": "\\\\frac{1"}\n', r"the answer '.*frac\{1' cannot be parsed"),
+        ('{"problem": "What?", "answer": "$$"}\n', r"the answer '\$\$' cannot be parsed"),
     ],
 )
 def test_a_malformed_line_is_named_by_file_and_number(line, text, folder):
@@ -87,6 +90,19 @@ def test_an_answer_of_gsm8k_without_its_marks_is_named(answer, folder):
     write(folder / "gsm8k" / "test.jsonl", [*words(1), {"question": "How many?", "answer": answer}])
     with pytest.raises(UserError, match=r"gsm8k/test\.jsonl, line 2: expected an answer that ends in '#### N'"):
         read_gsm8k(folder, 0, valid=5)
+
+
+@pytest.mark.parametrize("answer", ["abc", "twelve", "1/0", "1,00", "-", "$"])
+def test_an_answer_of_gsm8k_that_is_no_number_is_named(answer, folder):
+    write(folder / "gsm8k" / "test.jsonl", [*words(1), {"question": "How many?", "answer": f"So.\n#### {answer}"}])
+    with pytest.raises(UserError, match=r"gsm8k/test\.jsonl, line 2: expected a number behind '####', found "):
+        read_gsm8k(folder, 0, valid=5)
+
+
+@pytest.mark.parametrize("answer", ["7", "-3", "1,000", "12.50", ".5", "$4", "15%", "+2"])
+def test_numbers_of_gsm8k_are_taken_as_they_are(answer, folder):
+    write(folder / "gsm8k" / "test.jsonl", [{"question": "How many?", "answer": f"So.\n#### {answer}"}])
+    assert read_gsm8k(folder, 0, valid=5).test == [Problem("How many?", answer)]
 
 
 def test_line_separators_inside_text_end_no_line(folder):

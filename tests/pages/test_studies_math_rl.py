@@ -195,6 +195,17 @@ def test_what_is_to_be_shown_is_judged_by_the_first_and_the_last_evaluation(metr
     assert f"- {says}\n" in made(change)["target"]
 
 
+def test_of_an_accuracy_that_was_zero_it_cannot_be_told_whether_it_collapses(made):
+    def change(content):
+        for seed in content["seeds"].values():
+            seed["evaluation"][0]["valid"]["accuracy"] = 0.0
+        return trained("moon", "ls")(content)
+
+    found = made(change)
+    assert "- Accuracy does not collapse: it cannot be told, since it was 0 at first, of moon, ls.\n" in found["target"]
+    assert lines(found["change"])["moon"]["accuracy does not collapse"] == "cannot be told"
+
+
 def test_the_page_is_filled_and_its_figures_are_drawn(study, exports, tmp_path):
     shutil.copy(ROOT / "docs" / "math-rl.md", tmp_path)
     study.main([str(exports), str(tmp_path)])

@@ -12,7 +12,10 @@ pytest.importorskip("transformers")
 
 def test_a_small_measurement(capsys):
     language.main(["--small", "--rounds", "2", "--json"])
-    (result,) = json.loads(capsys.readouterr().out)["results"]
+    result, in_float32 = json.loads(capsys.readouterr().out)["results"]
+    assert [result["dtype"], in_float32["dtype"]] == ["bfloat16", "float32"]
+    assert in_float32["states_gib"]["ls+adamw"] == pytest.approx(2 * result["states_gib"]["ls+adamw"], rel=0.01)
+    assert in_float32["states_gib"]["moon"] == pytest.approx(result["states_gib"]["moon"], rel=0.01)
     assert set(result["times"]) == set(result["ratios"]) == set(language.METHODS) == {"ls+adamw", "muon", "moon"}
     assert all(found["ms"] > 0 for found in result["times"].values())
     assert result["peaks_gib"] == dict.fromkeys(language.METHODS)
@@ -42,11 +45,13 @@ def test_the_large_model_is_qwen3_of_1_7_billion_parameters():
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
-def test_losses_are_those_of_chance_with_gradients():
+@pytest.mark.parametrize("dtype", language.DTYPES)
+def test_losses_are_those_of_chance_with_gradients(dtype):
     torch.manual_seed(0)
-    model = language._model(language.SMALL, "cpu")
+    model = language._model(language.SMALL, "cpu", dtype)
+    assert next(model.parameters()).dtype == getattr(torch, dtype)
     losses = language._losses(model, language.SMALL, "cpu")()
     assert losses.dtype == torch.float32
     assert losses.shape == (3,)
     losses.sum().backward()
-    assert all(p.grad.dtype == torch.bfloat16 and p.grad.isfinite().all() for p in model.parameters())
+    assert all(p.grad.dtype == p.dtype and p.grad.isfinite().all() for p in model.parameters())

@@ -5,6 +5,7 @@ all over the same samples. ``prepare`` samples from the model as it is, so that 
 the same samples. An epoch is a round of ``train.steps_per_epoch`` updates.
 """
 
+import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,6 +47,8 @@ USES_OF_VALUES: Mapping[str, str] = {
     "uw": "takes losses for variances",
 }
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+#: Rates below which matrices of the usual size, entries of a few hundredths, hardly change in a dtype.
+SMALLEST_RATE: Mapping[str, float] = {"bfloat16": 1e-3, "float16": 1e-4}
 #: Responses that an evaluation shows.
 SHOWN = 4
 
@@ -126,7 +129,10 @@ class MathRL(Benchmark):
 
     def check(self, method: str) -> None:
         """With surrogates, whose value has no meaning, refuse the methods that make something of it."""
-        use = USES_OF_VALUES.get(method.partition("+")[0])
+        balancer = method.partition("+")[0]
+        use = USES_OF_VALUES.get(balancer)
+        if balancer == "mgda" and str(self.settings.get("balancer.normalisation")).startswith("loss"):
+            use = "with this balancer.normalisation divides gradients by losses"
         if self.settings.get("optimizer.loss") == "log":
             use = 'with loss="log" takes logarithms of losses'
         if use is not None and self.settings["data.loss"] == "surrogate":
@@ -334,6 +340,13 @@ class MathRL(Benchmark):
             raise UserError(f"data.kl must be at least 0, found {self.settings['data.kl']}.")
         if self.settings["data.baseline"] == "prompt" and self.settings["data.samples"] < 2:
             raise UserError("data.baseline=prompt compares samples of one prompt: data.samples must be at least 2.")
+        dtype, rate = self.settings["model.dtype"], self.settings.get("optimizer.lr", math.inf)
+        if rate < SMALLEST_RATE.get(dtype, 0):
+            warnings.warn(
+                f"Most of a step of {rate:g} is lost in rounding where parameters are in {dtype}: train model.dtype=float32 "
+                "with --amp, which computes in bfloat16 as well.",
+                stacklevel=2,
+            )
         if "{question}" not in self.settings["data.prompt"]:
             raise UserError(f"data.prompt must have {{question}} in it, found {self.settings['data.prompt']!r}.")
         if self.settings["data.samples"] * self.settings["train.batch_size"] < 2:

@@ -1,8 +1,8 @@
 """A step of reinforcement fine-tuning with 1.7 billion parameters: ``python -m moonopt.speed.language [--json] [--small]``.
 
-Qwen3-1.7B's configuration with random weights in bfloat16, 8 sequences of 1024 tokens, three losses of REINFORCE on the same
-tokens, checkpointed layers and logits in float32, a chunk at a time. Each method alone: time of a step without sampling, peak
-memory, and the memory of the optimizer's state.
+Qwen3-1.7B's configuration with random weights, in bfloat16 and in float32 under autocast, 8 sequences of 1024 tokens, three
+losses of REINFORCE on the same tokens, checkpointed layers and logits in float32, a chunk at a time. Each method alone: time of
+a step without sampling, peak memory, and the memory of the optimizer's state.
 """
 
 import gc
@@ -19,10 +19,12 @@ from moonopt.bench.text.policy import Samples, less_others, response_log_probs, 
 from moonopt.bench.text.rewards import REWARDS
 from moonopt.optim.moon import MOON
 from moonopt.optim.muon import Muon
-from moonopt.speed.measure import command_line, interleaved, show, small_or_gpu, timing
+from moonopt.speed.measure import autocast, command_line, interleaved, show, small_or_gpu, timing
 from moonopt.tasks.verbs import TaskOptimizer
 
 REFERENCE = "ls+adamw"
+#: Of the parameters. Whatever they are, products are in bfloat16.
+DTYPES = ("bfloat16", "float32")
 
 
 class Size(NamedTuple):
@@ -50,10 +52,11 @@ METHODS: dict[str, Callable[[nn.Module], TaskOptimizer]] = {
 }
 
 
-def measure(rounds: int = 5, device: str = "cuda", size: Size = LARGE) -> dict[str, Any]:
+def measure(rounds: int = 5, device: str = "cuda", size: Size = LARGE, dtype: str = DTYPES[0]) -> dict[str, Any]:
     """For every method milliseconds of a step, and on a GPU gibibytes at its highest point."""
+    gc.collect()  # what was measured before
     torch.manual_seed(0)
-    model = _model(size, device)
+    model = _model(size, device, dtype)
     losses = _losses(model, size, device)
     times: dict[str, dict[str, float]] = {}
     peaks, states = {}, {}
@@ -69,6 +72,7 @@ def measure(rounds: int = 5, device: str = "cuda", size: Size = LARGE) -> dict[s
         gc.collect()
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
+        "dtype": dtype,
         **{name: value for name, value in size._asdict().items() if name in ("batch", "length")},
         "rounds": rounds,
         "times": times,
@@ -80,11 +84,14 @@ def measure(rounds: int = 5, device: str = "cuda", size: Size = LARGE) -> dict[s
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = small_or_gpu(command_line("language", __doc__, rounds=5), "1.7 billion parameters", arguments)
-    show(options, [measure(options.rounds, options.device, SMALL if options.small else LARGE)], _lines)
+    size = SMALL if options.small else LARGE
+    show(options, [measure(options.rounds, options.device, size, dtype) for dtype in DTYPES], _lines)
 
 
 def _lines(result: dict[str, Any]) -> list[str]:
-    title = f"Qwen3 with {result['parameters']:,} parameters, {result['batch']} x {result['length']} tokens"
+    title = (
+        f"Qwen3 with {result['parameters']:,} parameters in {result['dtype']}, {result['batch']} x {result['length']} tokens"
+    )
     lines = [f"{title}, median of {result['rounds']} steps; and how many times as long as {REFERENCE}"]
     for who, found in result["times"].items():
         peak = result["peaks_gib"][who]
@@ -114,8 +121,8 @@ def random_model(family: str, size: Size, dtype: torch.dtype, device: str, **set
         return automatic.from_config(config, dtype=dtype).eval()
 
 
-def _model(size: Size, device: str) -> Any:
-    model = random_model("Qwen3", size, torch.bfloat16, device)
+def _model(size: Size, device: str, dtype: str = DTYPES[0]) -> Any:
+    model = random_model("Qwen3", size, getattr(torch, dtype), device)
     checkpoint_layers(model)
     return model
 
@@ -126,11 +133,13 @@ def _losses(model: Any, size: Size, device: str) -> Callable[[], Tensor]:
     mask, prompt = torch.ones_like(tokens, dtype=torch.bool), size.length // 4
     samples = Samples(tokens[:, :prompt], mask[:, :prompt], tokens[:, prompt:], mask[:, prompt:])
     rewards = torch.rand(size.batch, len(REWARDS), device=device).round()
-    with torch.no_grad():
+    products = "bfloat16" if model.dtype == torch.float32 else "as they are"
+    with torch.no_grad(), autocast(products, device):
         before = response_log_probs(model, samples)
 
     def losses() -> Tensor:
-        log_probs = response_log_probs(model, samples)
+        with autocast(products, device):
+            log_probs = response_log_probs(model, samples)
         return shortfall_losses(log_probs, before, samples.response_mask, rewards, less_others(rewards))
 
     return losses

@@ -6,12 +6,14 @@ on, of which some validate, and a file to test on; its answers are behind ``####
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from moonopt.bench.text.answers import is_readable
 from moonopt.errors import UserError, unknown_name
 
 #: Of every data set the files, with their SHA-256.
@@ -27,6 +29,8 @@ SOURCES: Mapping[str, str] = {
     "math500": "https://huggingface.co/datasets/HuggingFaceH4/MATH-500 (test.jsonl)",
     "gsm8k": "https://github.com/openai/grade-school-math (grade_school_math/data)",
 }
+#: What GSM8K's answers are.
+_AMOUNT = re.compile(r"[-+]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?%?(?<=[\d%])")
 #: Problems of MATH-500 to train on, to validate and to test, as in the paper.
 MATH500_SPLIT = (300, 100, 100)
 #: Of GSM8K's training problems, how many validate: the paper does not use it.
@@ -137,19 +141,26 @@ def _record(line: bytes) -> dict[str, Any]:
         raise UserError(f"found bytes that are no UTF-8 ({error.reason}), expected a JSON object.") from error
     except json.JSONDecodeError as error:
         raise UserError(f"found no JSON ({error.msg}, column {error.colno}), expected a JSON object.") from error
+    except RecursionError as error:
+        raise UserError("found brackets within brackets without end, expected a JSON object.") from error
     if not isinstance(record, dict):
         raise UserError(f"found a {type(record).__name__}, expected a JSON object.")
     return record
 
 
 def _of_math500(record: dict[str, Any]) -> Problem:
-    return Problem(_text(record, "problem"), _text(record, "answer"))
+    answer = _text(record, "answer")
+    if not is_readable(answer):
+        raise UserError(f"the answer {answer!r} cannot be parsed: its braces do not close, or there is nothing in it.")
+    return Problem(_text(record, "problem"), answer)
 
 
 def _of_gsm8k(record: dict[str, Any]) -> Problem:
     solution, marks, answer = _text(record, "answer").rpartition("####")
     if not (marks and answer.strip()):
         raise UserError(f"expected an answer that ends in '#### N', found one that ends in {(solution + answer)[-20:]!r}.")
+    if _AMOUNT.fullmatch(answer.strip()) is None:
+        raise UserError(f"expected a number behind '####', found {answer.strip()!r}.")
     return Problem(_text(record, "question"), answer.strip())
 
 

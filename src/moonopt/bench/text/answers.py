@@ -31,6 +31,9 @@ _TEXT = r"\\(?:text(?:bf|it|rm|normal)?|mbox|hbox|mathrm|mathbf|mathit|operatorn
 _SPELLINGS = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        ("\N{MINUS SIGN}", "-"),
+        (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
+        (r"(?<![\d.^_])(\d+)\s+(\d+)\s*/\s*(\d+)", r"\1\\frac{\2}{\3}"),  # mixed numbers
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle)(?![a-zA-Z])", ""),
         (r",\s*\\!\s*(?=\d{3})|\{,\}\s*(?=\d{3})", ""),  # thousands
@@ -95,10 +98,32 @@ def normalised(answer: str) -> str:
     text = answer
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
-    text = text.strip().rstrip(" .,;:")
+    text = _without_name(text.strip().rstrip(" .,;:"))
     if re.fullmatch(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?", text):
         text = text.replace(",", "")
     return _structured(_braced(_tokens(text)))
+
+
+def is_readable(answer: str) -> bool:
+    r"""Whether an answer can be right at all: its braces close, and something is left of it after normalisation.
+
+    >>> is_readable(r"\frac{1}{2}"), is_readable(r"\frac{1"), is_readable(r"\text{}")
+    (True, False, False)
+    """
+    depth = 0
+    for token in _tokens(answer):
+        depth += (token == "{") - (token == "}")
+        if depth < 0:
+            return False
+    return depth == 0 and normalised(answer) != ""
+
+
+def _without_name(text: str) -> str:
+    """Several values of one unknown, each with its name, as the values alone."""
+    names = re.findall(r"(?:^|,)\s*([a-zA-Z])\s*=", text)
+    if len(names) < 2 or len(set(names)) > 1 or text.count("=") > len(names):
+        return text
+    return re.sub(r"(^|,)\s*[a-zA-Z]\s*=", r"\1", text)
 
 
 def _tokens(text: str) -> list[str]:

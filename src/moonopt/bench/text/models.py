@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from moonopt.bench.text.policy import last_hidden
 from moonopt.errors import UserError, one_sentence
 
 #: Names of files with weights that transformers reads.
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 #: The largest difference, relative to the largest logit, between a model's logits and those of its output embeddings.
 HEAD_TOLERANCE = 1e-2
 
@@ -35,7 +35,11 @@ def load(path: Path, dtype: torch.dtype = torch.float32) -> LanguageModel:
     if options and hasattr(transformers, "GgufConfig"):  # weights that stay packed cannot be trained
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
     with _loading(path):
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype, **options)
+        loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, dtype=dtype, output_loading_info=True, **options
+        )
+    model, found = loaded
+    _check_whole(found, path)
     check_head(model)
     end, pad = end_and_pad(model, tokenizer, path)
     return LanguageModel(model, tokenizer, end, pad)
@@ -81,6 +85,7 @@ def checkpoint_layers(model: Any) -> None:
 def end_and_pad(model: Any, tokenizer: Any, path: Path) -> tuple[tuple[int, ...], int]:
     """The tokens that end a response, by the tokenizer and the model; and the padding, which may be one of them."""
     given = [getattr(part, "eos_token_id", None) for part in (tokenizer, model.config, model.generation_config)]
+    given.append(_ends_of_a_turn(tokenizer))
     listed = [each for found in given for each in (found if isinstance(found, list | tuple) else [found])]
     end = tuple(int(each) for each in dict.fromkeys(listed) if each is not None)
     if not end:
@@ -91,6 +96,17 @@ def end_and_pad(model: Any, tokenizer: Any, path: Path) -> tuple[tuple[int, ...]
         f"The tokenizer in {path} has no padding token: its end token {end[0]} fills up, and is masked.", stacklevel=3
     )
     return end, end[0]
+
+
+def _ends_of_a_turn(tokenizer: Any) -> list[int]:
+    """What the template for chats writes behind an answer: base models that have one may name another end."""
+    if not getattr(tokenizer, "chat_template", None):
+        return []
+    answer = "The answer."
+    turns = [{"role": "user", "content": "A question."}, {"role": "assistant", "content": answer}]
+    behind = tokenizer.apply_chat_template(turns, tokenize=False).rpartition(answer)[2]
+    tokens = tokenizer(behind, add_special_tokens=False)["input_ids"]
+    return [token for token in tokens[:1] if token in tokenizer.all_special_ids]
 
 
 @torch.no_grad()
@@ -108,6 +124,14 @@ def check_head(model: Any) -> None:
         raise UserError(
             f"{type(model).__name__} does more to its logits than its output embeddings do; such models are not supported."
         )
+
+
+def _check_whole(found: Mapping[str, Any], path: Path) -> None:
+    """Raise ``UserError`` where transformers has made up weights that the files do not have."""
+    absent = sorted(found["missing_keys"])
+    if absent:
+        more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
+        raise UserError(f"The weights in {path} are not all there: {', '.join(absent[:3])}{more}.")
 
 
 @contextlib.contextmanager

@@ -32,6 +32,8 @@ class Problems:
 
     def __init__(self, problems: Sequence[Problem], tokenizer: Any, template: str) -> None:
         self.prompts = [prompt_tokens(problem.question, tokenizer, template) for problem in problems]
+        if not all(self.prompts):
+            raise UserError("The tokenizer makes no tokens of a problem: are its files (tokenizer.json) beside the weights?")
         self.problems = problems
 
     def __len__(self) -> int:

@@ -15,19 +15,33 @@ from moonopt.bench.text.answers import Judge, same_answer
 #: The tasks, in the order of the paper.
 REWARDS = ("accuracy", "conciseness", "clarity")
 
-#: Where a step or a transition may begin: at a line or a sentence, behind the signs of Markdown.
-_BEGIN = r"(?:^|(?<=[.!?;])[ \t])[ \t>*#_-]*"
-#: "1." and "1)" and "(1)" before a space, so that 1.5 is none; "Step 1" anywhere, with or without a sign behind it.
-_STEP = re.compile(
-    rf"(?:{_BEGIN}(?:\((\d{{1,2}})\)|(\d{{1,2}})[.)])|\bstep[ \t]+(\d{{1,2}})(?!\d|\.\d)[.:)]?)(?=[\s*_:]|$)", re.I | re.M
-)
+_CARDINALS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _ORDINALS = "first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth"
-#: A word of sequence that opens its sentence, and is no adjective: "The second term" and "First term" are none.
-_TRANSITION = re.compile(
-    rf"{_BEGIN}(?:({_ORDINALS}|last|final)ly|({_ORDINALS}|next|then)(?:[ \t]+of[ \t]+all)?)[*_]*"
-    r"(?:[,:]|[ \t]+(?:we|i|you|let)\b)",
+
+#: Where a step may begin: at a line or a sentence, behind the signs of Markdown.
+_MARKS = r"[ \t>*#_-]*"
+_BEGIN = rf"(?:^|(?<=[.!?;])[ \t]){_MARKS}"
+_NUMBER = r"\d{1,2}(?!\d|\.\d)"
+#: "1." and "1)" and "1:" and "(1)" at the beginning of a line, within one only before a word, so that 1.5 and "1. 2." are none;
+#: "Step 1" at a beginning or before a sign.
+_STEP = re.compile(
+    rf"^{_MARKS}(?:\(({_NUMBER})\)|({_NUMBER})[.):](?!\d))"
+    rf"|{_BEGIN}(?:\(({_NUMBER})\)|({_NUMBER})[.)])(?=[\s*_]*[^\W\d])"
+    rf"|{_BEGIN}step[ \t]*({_NUMBER}|{'|'.join(_CARDINALS)})\b"
+    rf"|\bstep[ \t]*({_NUMBER}|{'|'.join(_CARDINALS)})[*_]*[.:),]",
     re.I | re.M,
 )
+#: A word of sequence that opens its clause, and is no adjective: "The second term" and "First term" are none.
+_TRANSITION = re.compile(
+    rf"(?:^|(?<=[.!?;,])[ \t]+(?:and[ \t]+)?){_MARKS}"
+    rf"(?:({_ORDINALS}|last|final)ly\b|(then)\b"
+    rf"|({_ORDINALS}|next)(?:[ \t]+of[ \t]+all)?[*_]*(?:[,:]|[ \t]+(?:we|i|you|let)\b))",
+    re.I | re.M,
+)
+#: Boxes, braces that are none of theirs, and escaped signs, of which a brace is none.
+_BRACE = re.compile(r"\\(boxed|fbox)\s*\{|\\.|[{}]", re.S)
+#: What a box may hold and still be empty.
+_BLANK = re.compile(r"\\(?:boxed|fbox|text(?:bf|it|rm|normal)?|mbox|mathrm|mathbf|q?quad)(?![a-zA-Z])|\\[!,;:\s]|[{}$~\s]")
 
 
 @dataclass(frozen=True)
@@ -112,27 +126,33 @@ def clarity(response: str) -> float:
 
 
 def last_box(response: str) -> str | None:
-    r"""What is in the last valid ``\boxed{}`` (or ``\fbox{}``): its braces are closed, and it is not empty.
+    r"""What is in the last ``\boxed{}`` whose braces are closed and that is not empty; without any, in the last ``\fbox{}``.
 
     >>> last_box(r"\boxed{\frac{1}{2}} or \boxed{ } or \boxed{3")
     '\\frac{1}{2}'
     """
-    return max(_boxes(response), default=(0, None))[1]
+    return max(_boxes(response), default=(False, 0, None))[2]
 
 
 def has_steps(response: str) -> bool:
     """Whether two enumerated steps with numbers that follow each other, or two different ordinal transitions, are there."""
-    steps = {next(int(number) for number in found if number) for found in _STEP.findall(response)}
+    steps = {_count(next(number for number in found if number)) for found in _STEP.findall(response)}
     transitions = {next(word.lower() for word in found if word) for found in _TRANSITION.findall(response)}
     return any(number + 1 in steps for number in steps) or len(transitions) > 1
 
 
-def _boxes(response: str) -> Iterator[tuple[int, str]]:
-    """Where every valid box begins, and what it holds."""
-    opened: list[int | None] = []  # where the content of a box begins; None for another brace
-    for sign in re.finditer(r"\\f?box(?:ed)?\s*\{|\\.|[{}]", response, re.S):  # an escaped brace is no brace
-        if sign[0] != "}":
-            if sign[0].endswith("{") and sign[0] != "\\{":
-                opened.append(None if sign[0] == "{" else sign.end())
-        elif opened and (begin := opened.pop()) is not None and (content := response[begin : sign.start()].strip()):
-            yield begin, content
+def _count(number: str) -> int:
+    """Of digits or a word."""
+    return int(number) if number.isdecimal() else 1 + _CARDINALS.index(number.lower())
+
+
+def _boxes(response: str) -> Iterator[tuple[bool, int, str]]:
+    r"""Of every valid box whether it is a ``\boxed``, where it begins, and what it holds."""
+    opened: list[tuple[bool, int] | None] = []  # where the content of a box begins; None for another brace
+    for sign in _BRACE.finditer(response):
+        if sign[0] == "}":
+            box = opened.pop() if opened else None
+            if box is not None and _BLANK.sub("", content := response[box[1] : sign.start()]):
+                yield *box, content.strip()
+        elif sign[0] == "{" or sign[1]:
+            opened.append((sign[1] == "boxed", sign.end()) if sign[1] else None)
