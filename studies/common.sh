@@ -1,8 +1,10 @@
 # What the scripts of the studies have in common; they source it.
 
-# One file per measurement, which is there when it is whole: its name, the module of moonopt.speed, its options.
+# One file per measurement, which is there when it is whole: its name, the module of moonopt.speed, its options. What is measured is
+# not measured again, unless AGAIN=1.
 measure() {
     mkdir -p "$SPEED" && file="$SPEED/$1-$GPU.json"
+    [[ -f $file && -z ${AGAIN:-} ]] && return
     python -m "moonopt.speed.$2" "${@:3}" --device "$DEVICE" --json >"$file.part" && mv "$file.part" "$file"
 }
 

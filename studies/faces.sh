@@ -1,27 +1,30 @@
 #!/usr/bin/env bash
-# Forty attributes of made-up faces, by a convolutional network and by a ViT (docs/scenes-and-faces.md). What is done is skipped: run it
-# again to go on.
+# Forty attributes of made-up faces, by a convolutional network and by a ViT (docs/scenes-and-faces.md). What is done is skipped, and what
+# is half trained goes on: run it again. After a SIGTERM, as of `timeout 500 studies/faces.sh main`, it ends as soon as all runs have
+# written their checkpoints.
 #   studies/faces.sh make | speed | tune | main
 # By default DEVICE=cuda, JOBS=6 (the cells at once), RUNS=runs, COUNT=6000 faces, BATCH=128, EPOCHS=8, TRIAL=2 (epochs of a trial), SEEDS=1,
 # PRECISION=--tf32 (or --amp), PRODUCTS=tf32 (or bfloat16, for the stage speed), SPEED=results/speed (the folder of what that measures),
 # GPU=h200 (the end of their names). MORE has settings: MORE="--set model.width=32". Faces are made in $MOONOPT_DATA/celeba.
 set -u
 . "$(dirname "$0")/common.sh"
+end_with_checkpoints
 DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-6} RUNS=${RUNS:-runs} COUNT=${COUNT:-6000} BATCH=${BATCH:-128} EPOCHS=${EPOCHS:-8} TRIAL=${TRIAL:-2}
 SEEDS=${SEEDS:-1} PRECISION=${PRECISION:---tf32} PRODUCTS=${PRODUCTS:-tf32} MORE=${MORE:-}
 SPEED=${SPEED:-results/speed} GPU=${GPU:-h200}
 export OMP_NUM_THREADS=1
 NETWORKS=${NETWORKS:-celeba-cnn celeba-vit}
 MUON=moon,muon
-ADAM=famo,ls,mgda,pcgrad,cagrad,imtl-g,nash-mtl
-half=$(( (JOBS + 1) / 2 ))
+ADAM=mgda,pcgrad,cagrad,imtl-g,nash-mtl,famo,ls # the longest first
 
-moonopt() {
-    python -m moonopt "$@" --device "$DEVICE" $PRECISION --jobs "$half" --set "train.batch_size=$BATCH" --set train.log_every=10 \
-        --set train.conflict=false $MORE
+# A command of moonopt in the background, with a share of the JOBS: so many methods of those of all networks.
+beside() {
+    local jobs=$(( JOBS * $1 / (9 * $(wc -w <<< "$NETWORKS")) ))
+    python -m moonopt "${@:2}" --device "$DEVICE" $PRECISION --jobs "$(( jobs > 0 ? jobs : 1 ))" --set "train.batch_size=$BATCH" \
+        --set train.log_every=10 --set train.conflict=false $MORE &
 }
-tune() { moonopt tune "$@" --out "$RUNS/tune" --seeds 10, --set "train.epochs=$TRIAL"; }
-compare() { moonopt compare "$@" --out "$RUNS" --seeds "$SEEDS" --set "train.epochs=$EPOCHS"; }
+tune() { beside "$1" tune "${@:2}" --out "$RUNS/tune" --seeds 10, --set "train.epochs=$TRIAL"; }
+compare() { beside "$1" compare "${@:2}" --out "$RUNS" --seeds "$SEEDS" --set "train.epochs=$EPOCHS"; }
 
 case ${1:?make, speed, tune or main} in
 make) python -m moonopt data make celeba --out "$MOONOPT_DATA" --count "$COUNT" ;;
@@ -33,18 +36,18 @@ speed) # with the GPU to itself
     ;;
 tune) # three trials for every method
     for network in $NETWORKS; do
-        tune $network --methods $MUON --grid optimizer.lr=5e-3,1e-2,2e-2 --file "$RUNS/tuned-$network-muon.json" &
-        tune $network --methods $ADAM --grid optimizer.lr=3e-4,1e-3,3e-3 --file "$RUNS/tuned-$network-adam.json" &
-        wait
+        tune 7 $network --methods $ADAM --grid optimizer.lr=3e-4,1e-3,3e-3 --file "$RUNS/tuned-$network-adam.json"
+        tune 2 $network --methods $MUON --grid optimizer.lr=5e-3,1e-2,2e-2 --file "$RUNS/tuned-$network-muon.json"
     done
+    wait
     tidy
     ;;
 main)
     for network in $NETWORKS; do
-        compare $network --methods $MUON --tuned "$RUNS/tuned-$network-muon.json" &
-        compare $network --methods $ADAM --tuned "$RUNS/tuned-$network-adam.json" &
-        wait
+        compare 7 $network --methods $ADAM --tuned "$RUNS/tuned-$network-adam.json"
+        compare 2 $network --methods $MUON --tuned "$RUNS/tuned-$network-muon.json"
     done
+    wait
     tidy
     ;;
 *)

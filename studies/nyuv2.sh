@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
-# NYU-v2's own scenes at 96 x 128 pixels (docs/scenes-and-faces.md). What is done is skipped: run it again to go on.
-#   studies/nyuv2.sh speed | tune | main | beyond
+# NYU-v2's own scenes at 96 x 128 pixels (docs/scenes-and-faces.md). What is done is skipped, and what is half trained goes on: run it
+# again. After a SIGTERM, as of `timeout 500 studies/nyuv2.sh main`, it ends as soon as all runs have written their checkpoints.
+#   studies/nyuv2.sh speed | tune | main
 # By default DEVICE=cuda, JOBS=6 (the cells at once), RUNS=runs, TRIAL=6 (epochs of a trial), HELD_OUT=95 (scenes to tune on),
 # PRECISION=--tf32 (or --amp), SPEED=results/speed (the folder of what the stage speed measures), GPU=h200 (the end of their names). MORE
 # has settings: MORE="--set model.width=24". It wants the scenes, unpacked, in $MOONOPT_DATA/nyuv2_96x128_tree.
 set -u
 . "$(dirname "$0")/common.sh"
+end_with_checkpoints
 BENCH=nyuv2-small
 DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-6} RUNS=${RUNS:-runs} TRIAL=${TRIAL:-6} HELD_OUT=${HELD_OUT:-95} PRECISION=${PRECISION:---tf32} MORE=${MORE:-}
 SPEED=${SPEED:-results/speed} GPU=${GPU:-h200}
@@ -13,16 +15,20 @@ export OMP_NUM_THREADS=1
 MUON=moon,muon,famo+muon
 TWICE=famo,ls # with two seeds, as those with Muon
 ONCE=nash-mtl,mgda,cagrad,uw,stl
-half=$(( (JOBS + 1) / 2 ))
 
-moonopt() { python -m moonopt "$@" --device "$DEVICE" $PRECISION --jobs "$half" $MORE; }
-compare() { moonopt compare $BENCH --out "$RUNS" "$@"; }
+# A command of moonopt in the background, with a share of the JOBS: so many cells of all.
+beside() {
+    local jobs=$(( JOBS * $1 / $2 ))
+    python -m moonopt "${@:3}" --device "$DEVICE" $PRECISION --jobs "$(( jobs > 0 ? jobs : 1 ))" $MORE &
+}
+compare() { beside "$1" 19 compare $BENCH --out "$RUNS" "${@:2}"; }
 tune() {
-    moonopt tune $BENCH --out "$RUNS/tune" --seeds 10, --set "data.valid_scenes=$HELD_OUT" --set "train.epochs=$TRIAL" --set train.select=last \
-        --set "train.schedule=step:$(( (TRIAL + 1) / 2 )):0.5" --set "train.evaluate_every=$TRIAL" --set train.conflict=false "$@"
+    beside "$1" 10 tune $BENCH --out "$RUNS/tune" --seeds 10, --set "data.valid_scenes=$HELD_OUT" --set "train.epochs=$TRIAL" \
+        --set train.select=last --set "train.schedule=step:$(( (TRIAL + 1) / 2 )):0.5" --set "train.evaluate_every=$TRIAL" \
+        --set train.conflict=false "${@:2}"
 }
 
-case ${1:?speed, tune, main or beyond} in
+case ${1:?speed, tune or main} in
 speed) # with the GPU to itself
     for products in tf32 bfloat16; do
         for method in muon moon nash-mtl; do
@@ -31,22 +37,17 @@ speed) # with the GPU to itself
     done
     ;;
 tune) # six trials for every method
-    tune --methods $MUON --grid optimizer.lr=3e-3,1e-2,3e-2 --grid optimizer.vector_lr=1e-3,3e-3 --file "$RUNS/tuned-muon.json" &
-    tune --methods $TWICE,$ONCE --grid optimizer.lr=1e-4,2e-4,5e-4,1e-3,2e-3,5e-3 --file "$RUNS/tuned-adam.json" &
+    tune 3 --methods $MUON --grid optimizer.lr=3e-3,1e-2,3e-2 --grid optimizer.vector_lr=1e-3,3e-3 --file "$RUNS/tuned-muon.json"
+    tune 7 --methods $ONCE,$TWICE --grid optimizer.lr=1e-4,2e-4,5e-4,1e-3,2e-3,5e-3 --file "$RUNS/tuned-adam.json"
     wait
     tidy
     ;;
-main)
-    compare --methods $MUON --seeds 2 --tuned "$RUNS/tuned-muon.json" &
-    {
-        compare --methods $TWICE --seeds 2 --tuned "$RUNS/tuned-adam.json"
-        compare --methods $ONCE --seeds 1 --tuned "$RUNS/tuned-adam.json"
-    } &
+main) # the last is MOON with log-losses and a beta without unit, at MOON's rates
+    compare 7 --methods $ONCE --seeds 1 --tuned "$RUNS/tuned-adam.json"
+    compare 6 --methods $MUON --seeds 2 --tuned "$RUNS/tuned-muon.json"
+    compare 4 --methods $TWICE --seeds 2 --tuned "$RUNS/tuned-adam.json"
+    compare 2 --methods moon --seeds 2 --tuned "$RUNS/tuned-muon.json" --set optimizer.beta=auto --set optimizer.loss=log
     wait
-    tidy
-    ;;
-beyond) # MOON with log-losses and a beta without unit, at MOON's rates
-    compare --methods moon --seeds 2 --tuned "$RUNS/tuned-muon.json" --set optimizer.beta=auto --set optimizer.loss=log
     tidy
     ;;
 *)

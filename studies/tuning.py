@@ -35,6 +35,6 @@ def files(tuning: Mapping[str, Tuning], shown: Callable[[float], str]) -> str:
     """A table per file, with what there is to say of its choices."""
     tables = []
     for name, each in tuning.items():
-        notes = "; ".join(each["notes"]) or "no choice is at the edge of its grid"
+        notes = "; ".join(each["notes"]) or "no choice is at an end of three values or more"
         tables.append(f"`tuned-{name}.json`: {notes}.\n\n{by_rate(scores(each, shown))}")
     return "\n\n".join(tables) or f"{NOT_RUN.capitalize()}."

@@ -276,6 +276,12 @@ def test_a_run_that_breaks_is_exit_code_1_and_one_sentence(call):
     )
 
 
+def test_show_turns_no_setting_into_a_picture():
+    code, output, _ = call("show", "nyuv2")
+    assert code == 0
+    assert "'step:100:0.5'" in output
+
+
 def test_settings_have_their_sources_shown(call):
     Path("settings.json").write_text('{"train.epochs": 7}')
     code, output, _ = call("show", TINY, "--method", "famo", "--config", "settings.json", "--set", "balancer.gamma=0.5")

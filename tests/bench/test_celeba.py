@@ -163,7 +163,13 @@ def test_images_that_pools_leave_nothing_of_are_refused(made_up):
 
 
 @pytest.mark.parametrize(
-    ("settings", "text"), [({"data.image_size": 20}, "patch_size must divide"), ({"model.width": 30}, "attention_heads must")]
+    ("settings", "text"),
+    [
+        ({"data.image_size": 20}, "patch_size must divide"),
+        ({"model.width": 30}, "attention_heads must"),
+        ({"model.attention_heads": 0}, "attention_heads must"),
+        ({"model.patch_size": 0}, "patch_size must divide"),
+    ],
 )
 def test_sizes_that_a_vit_cannot_have_are_refused(settings, text):
     with pytest.raises(ValueError, match=text):

@@ -70,11 +70,18 @@ def test_faces_are_never_written_over_others(made):
         faces.make_faces(made)
 
 
-@pytest.mark.parametrize("count", [0, 4, -1])
+@pytest.mark.parametrize("count", [0, 2, -1])
 def test_too_few_faces_are_refused(count, tmp_path):
     with pytest.raises(UserError, match=f"found {count}"):
         faces.make_faces(tmp_path / "celeba", count=count)
     assert not (tmp_path / "celeba").exists()
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_a_few_faces_have_all_three_splits(count, tmp_path):
+    faces.make_faces(tmp_path / "celeba", count=count)
+    lines = (tmp_path / "celeba" / "Eval" / "list_eval_partition.txt").read_text().split()
+    assert sorted(set(lines[1::2])) == ["0", "1", "2"]
 
 
 def test_people_have_the_forty_attributes():

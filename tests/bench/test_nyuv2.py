@@ -83,6 +83,14 @@ def test_a_split_has_its_scenes_and_training_alone_is_augmented(bench, folder):
     assert not bench({"data.augment": False}).load(folder, 0).train.augment
 
 
+def test_the_folder_of_the_splits_may_be_named_itself(bench, folder):
+    made = bench()
+    itself = folder / made.settings["data.folder"]
+    assert made.missing(itself) is None
+    assert len(made.load(itself, 0).train) == COUNT
+    assert made.missing(itself / "train").startswith("Not in")
+
+
 def test_held_out_scenes_are_the_same_for_every_seed_and_not_trained_on(folder):
     first, again = (NYUv2({"data.valid_scenes": 3, "data.augment": False}).load(folder, seed) for seed in (0, 1))
     assert (len(first.train), len(first.valid), len(first.test)) == (5, 3, 4)

@@ -92,6 +92,22 @@ def test_what_is_missing_is_told(rooms, tmp_path):
         scenes.verify(rooms, NYUV2)
 
 
+#: A file whose header promises more than any memory has.
+HUGE = (
+    b"\x93NUMPY\x01\x00\x76\x00" + b"{'descr': '<f4', 'fortran_order': False, 'shape': (10000000000000, 10)}".ljust(117) + b"\n"
+)
+
+
+def test_files_of_another_byte_order_are_the_same_scenes(rooms):
+    expected = scenes.read(rooms, "train", NYUV2)
+    for kind in ("image", "depth", "normal", "label"):
+        path = rooms / "train" / kind / "0.npy"
+        np.save(path, np.load(path).astype(">f4"))
+    found = scenes.read(rooms, "train", NYUV2)
+    assert torch.equal(found.depth, expected.depth)
+    assert torch.equal(found.image, expected.image)
+
+
 def truncate(path):
     path.write_bytes(path.read_bytes()[:-100])
 
@@ -99,6 +115,7 @@ def truncate(path):
 @pytest.mark.parametrize(
     ("kind", "damage", "text"),
     [
+        ("depth", lambda path: path.write_bytes(HUGE), "is truncated or no npy file"),
         ("depth", lambda path: path.unlink(), "is missing: every folder must have the samples that image has"),
         ("normal", truncate, "is truncated or no npy file"),
         ("image", lambda path: path.write_bytes(b""), "is truncated or no npy file"),

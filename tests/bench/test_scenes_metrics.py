@@ -155,6 +155,33 @@ def test_the_median_of_a_histogram_is_that_of_torch(count, generator):
     assert median.value() == pytest.approx(expected.item(), abs=1e-3)
 
 
+@pytest.mark.parametrize("convention", ["protocol", "whole"])
+def test_predictions_that_are_no_numbers_are_not_hidden(convention, generator):
+    normal, depth = unit((2, 3, 4, 4), generator), torch.rand(2, 1, 4, 4, generator=generator) + 1
+    angle, error = AngleErrors(convention), DepthErrors(convention)
+    for factor in (1.0, math.nan):
+        angle.add(factor * normal, normal)
+        error.add(factor * depth, depth)
+    assert all(math.isnan(value) for value in error.metrics().values())
+    assert all(math.isnan(angle.metrics()[name]) for name in ("mean angle", "median angle"))
+
+
+def test_the_protocol_takes_all_normals_for_unit_vectors_and_the_whole_does_not(generator):
+    normal = unit((2, 3, 16, 16), generator)
+    guess = functional.normalize(normal + 0.05 * torch.randn(normal.shape, generator=generator), dim=1)
+    found = {}
+    for convention in ("protocol", "whole"):
+        for length in (1.0, 0.99):
+            tally = AngleErrors(convention)
+            tally.add(guess, length * normal)
+            found[convention, length] = tally.metrics()["mean angle"]
+    assert found["protocol", 1.0] == pytest.approx(found["whole", 1.0], abs=1e-3)
+    assert found["whole", 0.99] == pytest.approx(found["whole", 1.0], abs=1e-3)
+    cosine = (guess * 0.99 * normal).double().sum(1).clamp(-1, 1)
+    assert found["protocol", 0.99] == pytest.approx(cosine.acos().rad2deg().mean().item(), abs=1e-4)
+    assert found["protocol", 0.99] > found["protocol", 1.0] + 1
+
+
 @pytest.mark.parametrize("median", [HistogramMedian, MeanOfMedians])
 def test_medians_take_known_pixels_alone(median):
     error, known = torch.tensor([1.0, 90.0, 2.0, 3.0, 0.0]), torch.tensor([True, False, True, True, False])

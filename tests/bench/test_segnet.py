@@ -65,6 +65,7 @@ def test_the_attention_of_the_tasks_is_of_the_size_in_the_protocol():
 
 
 def test_the_share_of_the_matrices_is_that_of_the_paper():
+    assert route_parameters(on_meta(STREETS)).matrix_share == pytest.approx(0.9967, abs=5e-5)  # the paper has one for both
     routing = route_parameters(on_meta(ROOMS))
     assert routing.matrix_share == pytest.approx(0.9957, abs=0.001)
     assert all(placement.parameter.ndim == 4 for placement in routing.of_kind("matrix"))

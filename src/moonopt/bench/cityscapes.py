@@ -17,7 +17,10 @@ class CityScapes(SceneBenchmark):
     layout = scenes.CITYSCAPES
     made_up_size = (64, 128)
     defaults: ClassVar = {**SETTINGS, "data.folder": "cityscapes", "data.metrics_batch": 8, "train.batch_size": 8}
-    tuned: ClassVar = {**TUNED, "famo": {**TUNED["famo"], "balancer.gamma": 0.01}}  # FAMO's own, for these data alone
+    tuned: ClassVar = {  # gamma is FAMO's own, for these data alone
+        **TUNED,
+        **{name: {**TUNED[name], "balancer.gamma": 0.01} for name in ("famo", "famo+muon")},
+    }
     published = CITYSCAPES
     reference = CITYSCAPES.rows["stl"]
     data_note = "npy files of MTAN's archive, or small ones by `moonopt data make cityscapes`"

@@ -136,7 +136,9 @@ class SceneBenchmark(Benchmark):
         scenes_made_up.make_scenes(self._tree(folder), self.layout, many, seed, size or self.made_up_size)
 
     def _tree(self, folder: Path) -> Path:
-        return folder / str(self.settings["data.folder"])
+        """The folder with the splits: the one that ``data.folder`` names, or the data folder itself if it has them."""
+        inside = folder / str(self.settings["data.folder"])
+        return folder if not inside.exists() and (folder / scenes.SPLITS[0]).is_dir() else inside
 
     def _relative(self, metrics: Mapping[str, float], chosen: Sequence[Metric]) -> float:
         return 1 + delta_m(metrics, self.reference, chosen) / 100

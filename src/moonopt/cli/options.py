@@ -17,8 +17,8 @@ from moonopt.runs.settings import Layer, parse, read_file
 from moonopt.runs.tune import read_tuned
 
 PIPE_WIDTH = 200  # where no terminal says how wide it is
-out = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
-err = Console(stderr=True)
+out = Console(emoji=False) if sys.stdout.isatty() else Console(width=PIPE_WIDTH, emoji=False)  # "step:100:0.5" has none
+err = Console(stderr=True, emoji=False)
 
 BenchmarkName = Annotated[str, typer.Argument(metavar="BENCH", help="A benchmark, or your own as module:Class.")]
 DataName = Annotated[str, typer.Argument(metavar="NAME", help="A benchmark, or a data set: " + ", ".join(DATA_SETS) + ".")]

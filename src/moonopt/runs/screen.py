@@ -26,7 +26,7 @@ def screen_for(stream: TextIO) -> Iterator[Screen]:
     except ImportError:
         yield PlainScreen(stream)
         return
-    console = Console(file=stream)
+    console = Console(file=stream, emoji=False)
     if not console.is_terminal:
         yield PlainScreen(stream)
         return

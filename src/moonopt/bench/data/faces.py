@@ -21,9 +21,9 @@ QUALITY = 90  # of the jpg files
 
 def make_faces(place: Path, count: int = COUNT, seed: int = 0) -> None:
     """Write drawn faces with their attributes and splits into an empty folder; the first of more are those of fewer."""
-    held_out = round(HELD_OUT * count)
-    if held_out < 1:
-        raise UserError(f"At least 5 faces make a split to train on, one to validate on and one to test on; found {count}.")
+    held_out = max(1, round(HELD_OUT * count))
+    if count < 2 * held_out + 1:
+        raise UserError(f"At least 3 faces make a split to train on, one to validate on and one to test on; found {count}.")
     if place.is_dir() and any(place.iterdir()):
         raise UserError(f"{place} has files already: made-up faces need a folder of their own, so choose another --out.")
     require_pillow()

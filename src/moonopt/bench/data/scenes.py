@@ -124,14 +124,14 @@ def _array(path: Path) -> "np.ndarray[Any, Any]":
         loaded = np.load(path, allow_pickle=False)
     except FileNotFoundError:
         raise UserError(f"{path} is missing: every folder must have the samples that image has. Copy it again.") from None
-    except (OSError, ValueError, EOFError, SyntaxError) as error:
+    except (OSError, ValueError, EOFError, SyntaxError, MemoryError, OverflowError) as error:
         reason = (str(error).strip().splitlines() or ["without a word"])[0].rstrip(".")
         raise UserError(f"{path} is truncated or no npy file ({reason}). Copy it again.") from error
     if not isinstance(loaded, np.ndarray) or loaded.dtype.kind not in "biuf":
         raise UserError(f"{path} must hold an array of numbers, found {getattr(loaded, 'dtype', type(loaded).__name__)}.")
     if loaded.ndim < 2 or 0 in loaded.shape:
         raise UserError(f"{path} must hold a picture, found an array of shape {loaded.shape}.")
-    return loaded
+    return loaded.astype(loaded.dtype.newbyteorder("="), copy=False)
 
 
 Check = Callable[[Path, "np.ndarray[Any, Any]"], None]

@@ -82,7 +82,7 @@ def make_scenes(tree: Path, layout: Layout, count: int, seed: int, size: tuple[i
         raise UserError(f"The number of made-up scenes must be at least 1, found {count}.")
     check_size(*size)
     if tree.is_dir() and any(tree.iterdir()):
-        raise UserError(f"{tree} has files already: made-up scenes need a folder of their own, so choose another --data.")
+        raise UserError(f"{tree} has files already: made-up scenes need a folder of their own, so choose another --out.")
     for split, many in zip(SPLITS, (count, math.ceil(count / 2)), strict=True):
         folders = layout.folders(tree / split)
         for number in range(many):

@@ -42,9 +42,15 @@ def known(target: Tensor) -> Tensor:
 
 
 def angles(predicted: Tensor, normal: Tensor) -> Tensor:
-    """Between two fields of vectors, in degrees. The arc cosine of float32 would be off by 0.02 where they agree."""
+    """Between two fields of vectors of any length, in degrees."""
     across = torch.linalg.vector_norm(torch.linalg.cross(predicted, normal, dim=1), dim=1)
     return torch.rad2deg(torch.atan2(across, (predicted * normal).sum(1)))
+
+
+def unit_angles(predicted: Tensor, normal: Tensor) -> Tensor:
+    """The same as public codes have it, for whom all are of length 1: normals that are shorter seem to be further off."""
+    cosine = (predicted * normal).sum(1, dtype=torch.float64)  # in float32 it would be off by 0.02 degrees where they agree
+    return torch.rad2deg(torch.acos(cosine.clamp(-1, 1))).to(predicted.dtype)
 
 
 class Confusion:
@@ -93,12 +99,13 @@ class AngleErrors:
 
     def __init__(self, convention: str) -> None:
         self._averaged = CONVENTIONS[convention]
-        self._median = MEDIANS[convention]()
+        self._angles, median = ANGLES[convention]
+        self._median = median()
         self._sums: list[Tensor] = []
 
     def add(self, predicted: Tensor, normal: Tensor) -> None:
         """Of one batch of the protocol."""
-        where, error = known(normal), angles(predicted, normal)
+        where, error = known(normal), self._angles(predicted, normal)
         small = [where & (error < limit) for limit in WITHIN]
         self._sums.append(torch.stack([each.double().sum() for each in (where, torch.where(where, error, 0), *small)]))
         self._median.add(error, where)
@@ -128,10 +135,11 @@ class MeanOfMedians:
         ordered = error.masked_fill(~where, math.inf).flatten().sort().values
         count = where.sum()
         middle = torch.stack([(count - 1) // 2, count // 2]).clamp(min=0)
-        self._medians.append(ordered[middle].double().mean().where(count > 0, math.nan))
+        median = torch.where(_spoiled(error, where), math.nan, ordered[middle].double().mean())
+        self._medians.append(torch.stack([count, count * median]))
 
     def value(self) -> float:
-        return torch.stack(self._medians).nanmean().item()
+        return _mean_of_means(torch.stack(self._medians)).item()
 
 
 class HistogramMedian:
@@ -139,12 +147,16 @@ class HistogramMedian:
 
     def __init__(self) -> None:
         self._counts = torch.zeros((), dtype=torch.long)
+        self._spoiled = torch.zeros((), dtype=torch.bool)
 
     def add(self, error: Tensor, where: Tensor) -> None:
-        bins = (error * (BINS / 180)).long().clamp(0, BINS - 1).masked_fill(~where, BINS)
+        bins = (error.nan_to_num() * (BINS / 180)).long().clamp(0, BINS - 1).masked_fill(~where, BINS)
         self._counts = self._counts + bins.flatten().bincount(minlength=BINS + 1)
+        self._spoiled = _spoiled(error, where) | self._spoiled
 
     def value(self) -> float:
+        if self._spoiled:
+            return math.nan
         up_to = self._counts[:BINS].cumsum(0).cpu()
         count = int(up_to[-1])
         middle = torch.searchsorted(up_to, torch.tensor([(count - 1) // 2, count // 2]) + 1)
@@ -152,8 +164,9 @@ class HistogramMedian:
 
 
 def _mean_of_means(sums: Tensor) -> Tensor:
-    """Of sums (batches, 1 + errors), where the first is the number of pixels, the means of every batch, averaged."""
-    return (sums[:, 1:] / sums[:, :1]).nanmean(0)
+    """Of sums (batches, 1 + errors), where the first is the number of pixels, the means of batches that have any, averaged."""
+    counts = sums[:, :1]
+    return torch.where(counts > 0, sums[:, 1:] / counts, 0).sum(0) / (counts > 0).sum()
 
 
 def _over_all(sums: Tensor) -> Tensor:
@@ -162,7 +175,16 @@ def _over_all(sums: Tensor) -> Tensor:
 
 #: How errors of batches become those of a split.
 CONVENTIONS: dict[str, Callable[[Tensor], Tensor]] = {"protocol": _mean_of_means, "whole": _over_all}
-MEDIANS: dict[str, Callable[[], Median]] = {"protocol": MeanOfMedians, "whole": HistogramMedian}
+#: What an angle is, and the median of angles.
+ANGLES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[], Median]]] = {
+    "protocol": (unit_angles, MeanOfMedians),
+    "whole": (angles, HistogramMedian),
+}
+
+
+def _spoiled(error: Tensor, where: Tensor) -> Tensor:
+    """Whether an error that counts is not a number."""
+    return (error.isnan() & where).any()
 
 
 def _mean(values: Tensor, where: Tensor) -> Tensor:

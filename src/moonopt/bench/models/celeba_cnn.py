@@ -31,6 +31,8 @@ class FaceCNN(nn.Module):
 
     def __init__(self, tasks: Iterable[str], *, width: int = 64) -> None:
         super().__init__()
+        if width < 1:
+            raise ValueError(f"width must be at least 1, found {width}.")
         stages: list[nn.Module] = []
         channels = 3
         for count, factor in STAGES:

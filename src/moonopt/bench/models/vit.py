@@ -47,7 +47,7 @@ class ViT(nn.Module):
         head_width: int = 0,
     ) -> None:
         super().__init__()
-        if image_size % patch_size:
+        if patch_size < 1 or image_size % patch_size:
             raise ValueError(f"patch_size must divide image_size = {image_size}, found {patch_size}.")
         self.patch_embedding = nn.Conv2d(channels, width, patch_size, stride=patch_size)
         self.positions = nn.Parameter(torch.empty((image_size // patch_size) ** 2, width))
@@ -84,7 +84,7 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, attention_heads: int) -> None:
         super().__init__()
-        if width % attention_heads:
+        if attention_heads < 1 or width % attention_heads:
             raise ValueError(f"attention_heads must divide width = {width}, found {attention_heads}.")
         self.attention_heads = attention_heads
         self.qkv = nn.Linear(width, 3 * width)
