@@ -276,7 +276,7 @@ def test_a_run_that_breaks_is_exit_code_1_and_one_sentence(call):
     )
 
 
-def test_show_turns_no_setting_into_a_picture():
+def test_show_turns_no_setting_into_a_picture(call):
     code, output, _ = call("show", "nyuv2")
     assert code == 0
     assert "'step:100:0.5'" in output
