@@ -35,6 +35,12 @@ speed) # with the GPU to itself
             measure loading-$BENCH-$method-$products loading $BENCH --data "$MOONOPT_DATA" --method $method --products $products
         done
     done
+    for bench in nyuv2 cityscapes; do # made-up scenes of the size of the published ones
+        [[ -d $RUNS/made/$bench ]] || python -c 'import sys; from pathlib import Path; from moonopt.bench import find
+bench = find(sys.argv[1])()
+bench.make(Path(sys.argv[2]), 16, size=bench.layout.size)' $bench "$RUNS/made" || exit
+        measure loading-$bench-moon-tf32 loading $bench --data "$RUNS/made" --method moon --products tf32
+    done
     ;;
 tune) # six trials for every method
     tune 3 --methods $MUON --grid optimizer.lr=3e-3,1e-2,3e-2 --grid optimizer.vector_lr=1e-3,3e-3 --file "$RUNS/tuned-muon.json"

@@ -88,9 +88,12 @@ def test_faces_are_learnt_by_both_networks_with_the_nine_methods(commands):
         (
             "nyuv2.sh",
             [
-                f"loading-nyuv2-small-{method}-{kind}"
-                for kind in ("tf32", "bfloat16")
-                for method in ("muon", "moon", "nash-mtl")
+                *(
+                    f"loading-nyuv2-small-{method}-{kind}"
+                    for kind in ("tf32", "bfloat16")
+                    for method in ("muon", "moon", "nash-mtl")
+                ),
+                *(f"loading-{bench}-moon-tf32" for bench in ("nyuv2", "cityscapes")),
             ],
         ),
         ("faces.sh", ["faces-tf32", "loading-celeba-cnn-tf32", "loading-celeba-vit-tf32"]),
