@@ -173,4 +173,5 @@ def test_the_rewards_have_the_names_of_the_paper():
 
 def test_a_long_run_of_boxes_and_backslashes_is_read_in_time():
     assert last_box("\\boxed{" * 2000) is None
-    assert not has_steps("*" * 20_000 + " " * 20_000)
+    for text in ("*" * 20_000 + " " * 20_000, "." + " " * 40_000, ", and " * 8000, "step" + " " * 40_000, ". - " * 8000):
+        assert not has_steps(text)

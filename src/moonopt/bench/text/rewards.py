@@ -33,7 +33,7 @@ _STEP = re.compile(
 )
 #: A word of sequence that opens its clause, and is no adjective: "The second term" and "First term" are none.
 _TRANSITION = re.compile(
-    rf"(?:^|(?<=[.!?;,])[ \t]+(?:and[ \t]+)?){_MARKS}"
+    rf"(?:^|(?<=[.!?;,])[ \t](?:[ \t]*and[ \t])?){_MARKS}"
     rf"(?:({_ORDINALS}|last|final)ly\b|(then)\b"
     rf"|({_ORDINALS}|next)(?:[ \t]+of[ \t]+all)?[*_]*(?:[,:]|[ \t]+(?:we|i|you|let)\b))",
     re.I | re.M,
