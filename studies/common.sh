@@ -4,15 +4,26 @@
 # not measured again, unless AGAIN=1.
 measure() {
     mkdir -p "$SPEED" && file="$SPEED/$1-$GPU.json"
-    [[ -f $file && -z ${AGAIN:-} ]] && return
-    python -m "moonopt.speed.$2" "${@:3}" --device "$DEVICE" --json >"$file.part" && mv "$file.part" "$file"
+    if [[ -f $file && -z ${AGAIN:-} ]]; then
+        echo "$file is kept; AGAIN=1 measures it anew." >&2
+        return
+    fi
+    python -m "moonopt.speed.$2" "${@:3}" --device "$DEVICE" --json >"$file.part" &
+    wait $! && mv "$file.part" "$file"
 }
 
 # Checkpoints of finished cells, a hundred MB and more each.
 tidy() { find "$RUNS" -name result.json -execdir rm -f checkpoint.pt checkpoint.previous.pt best.pt ';'; }
 
+# So many of the JOBS as there are cells among all, rounded, and at least one; waits while as many commands are at work.
+share_of() {
+    while (( $(jobs -rp | wc -l) >= JOBS )); do wait -n; done
+    share=$(( (2 * JOBS * $1 + $2) / (2 * $2) ))
+    (( share > 0 )) || share=1
+}
+
 # Each moonopt has a process group of its own and gets one signal: a second would end it without a checkpoint.
 end_with_checkpoints() {
     set -m
-    trap 'trap "" TERM INT; kill -TERM $(jobs -rp); wait; exit 143' TERM INT
+    trap 'trap "" TERM INT; running=$(jobs -rp); [[ -z $running ]] || kill -TERM $running; wait; exit 143' TERM INT
 }

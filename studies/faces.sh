@@ -19,8 +19,8 @@ ADAM=mgda,pcgrad,cagrad,imtl-g,nash-mtl,famo,ls # the longest first
 
 # A command of moonopt in the background, with a share of the JOBS: so many methods of those of all networks.
 beside() {
-    local jobs=$(( JOBS * $1 / (9 * $(wc -w <<< "$NETWORKS")) ))
-    python -m moonopt "${@:2}" --device "$DEVICE" $PRECISION --jobs "$(( jobs > 0 ? jobs : 1 ))" --set "train.batch_size=$BATCH" \
+    share_of "$1" "$(( 9 * $(wc -w <<< "$NETWORKS") ))"
+    python -m moonopt "${@:2}" --device "$DEVICE" $PRECISION --jobs "$share" --set "train.batch_size=$BATCH" \
         --set train.log_every=10 --set train.conflict=false $MORE &
 }
 tune() { beside "$1" tune "${@:2}" --out "$RUNS/tune" --seeds 10, --set "train.epochs=$TRIAL"; }

@@ -18,8 +18,8 @@ ONCE=nash-mtl,mgda,cagrad,uw,stl
 
 # A command of moonopt in the background, with a share of the JOBS: so many cells of all.
 beside() {
-    local jobs=$(( JOBS * $1 / $2 ))
-    python -m moonopt "${@:3}" --device "$DEVICE" $PRECISION --jobs "$(( jobs > 0 ? jobs : 1 ))" $MORE &
+    share_of "$1" "$2"
+    python -m moonopt "${@:3}" --device "$DEVICE" $PRECISION --jobs "$share" $MORE &
 }
 compare() { beside "$1" 19 compare $BENCH --out "$RUNS" "${@:2}"; }
 tune() {
@@ -36,9 +36,11 @@ speed) # with the GPU to itself
         done
     done
     for bench in nyuv2 cityscapes; do # made-up scenes of the size of the published ones
-        [[ -d $RUNS/made/$bench ]] || python -c 'import sys; from pathlib import Path; from moonopt.bench import find
+        rm -rf "$RUNS/made"
+        python -c 'import sys; from pathlib import Path; from moonopt.bench import find
 bench = find(sys.argv[1])()
-bench.make(Path(sys.argv[2]), 16, size=bench.layout.size)' $bench "$RUNS/made" || exit
+bench.make(Path(sys.argv[2]), 16, size=bench.layout.size)' $bench "$RUNS/made" &
+        wait $! || exit
         measure loading-$bench-moon-tf32 loading $bench --data "$RUNS/made" --method moon --products tf32
     done
     ;;

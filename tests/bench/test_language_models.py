@@ -90,6 +90,10 @@ def test_what_the_template_for_chats_writes_behind_an_answer_ends_it(folder):
     tokenizer.chat_template = "{% for turn in messages %}{{ turn['content'] }}z\n{% endfor %}"
     tokenizer.save_pretrained(place)
     assert load(place).end == (tiny.END, *tokenizer("z")["input_ids"])
+    for other in ("{{ 'z' }}{{ messages[0]['content'] }}", "{{ raise_exception('no answers') }}"):
+        tokenizer.chat_template = other
+        tokenizer.save_pretrained(place)
+        assert load(place).end == (tiny.END,)
 
 
 def test_damaged_weights_are_told_in_one_sentence(folder):

@@ -92,14 +92,14 @@ def test_an_answer_of_gsm8k_without_its_marks_is_named(answer, folder):
         read_gsm8k(folder, 0, valid=5)
 
 
-@pytest.mark.parametrize("answer", ["abc", "twelve", "1/0", "1,00", "-", "$"])
+@pytest.mark.parametrize("answer", ["abc", "twelve", "1/0", "1,00", "-", "$", "%", "-%", "."])
 def test_an_answer_of_gsm8k_that_is_no_number_is_named(answer, folder):
     write(folder / "gsm8k" / "test.jsonl", [*words(1), {"question": "How many?", "answer": f"So.\n#### {answer}"}])
     with pytest.raises(UserError, match=r"gsm8k/test\.jsonl, line 2: expected a number behind '####', found "):
         read_gsm8k(folder, 0, valid=5)
 
 
-@pytest.mark.parametrize("answer", ["7", "-3", "1,000", "12.50", ".5", "$4", "15%", "+2"])
+@pytest.mark.parametrize("answer", ["7", "-3", "1,000", "12.50", ".5", "$4", "15%", "+2", "$-5", "5."])
 def test_numbers_of_gsm8k_are_taken_as_they_are(answer, folder):
     write(folder / "gsm8k" / "test.jsonl", [{"question": "How many?", "answer": f"So.\n#### {answer}"}])
     assert read_gsm8k(folder, 0, valid=5).test == [Problem("How many?", answer)]

@@ -105,6 +105,8 @@ def test_accuracy_asks_the_judge_it_is_given():
         "1.Add\n2.Divide",
         "1: add\n2: divide",
         "1. $x + 1$\n2. $x + 2$",
+        "- 1. Add\n- 2. Divide",
+        "First, we add, and then we divide.",
     ],
 )
 def test_steps_and_transitions_make_a_structure(response):
@@ -143,6 +145,12 @@ def test_steps_and_transitions_make_a_structure(response):
         "The points (0, 1) and (1, 2) lie on it.",
         "Equations (1) and (2) say so.",
         "The first is 3, the second is 5.",
+        "If x = 2, then y = 4, and lastly z = 5.",
+        "If a, then b. If c, then d.",
+        "Step 1 and step 2.",
+        "We use step 1, step 2, and so on.",
+        "-1.\n-2.",
+        "2: 3\n3: 4",
     ],
 )
 def test_what_is_no_structure(response):
@@ -173,5 +181,6 @@ def test_the_rewards_have_the_names_of_the_paper():
 
 def test_a_long_run_of_boxes_and_backslashes_is_read_in_time():
     assert last_box("\\boxed{" * 2000) is None
+    assert last_box("\\boxed{" * 20_000 + "x" + "}" * 20_000) == "x"
     for text in ("*" * 20_000 + " " * 20_000, "." + " " * 40_000, ", and " * 8000, "step" + " " * 40_000, ". - " * 8000):
         assert not has_steps(text)

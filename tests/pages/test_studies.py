@@ -238,13 +238,14 @@ def test_a_stage_of_a_script_sets_nothing_that_is_refused_and_no_run_twice(name,
 
 
 @pytest.mark.parametrize(
-    ("script", "stage", "runs"), [("qm9.sh", "budget", 1), ("nyuv2.sh", "main", 4), ("faces.sh", "main", 4)]
+    ("script", "stage", "runs"),
+    [("qm9.sh", "budget", 1), ("nyuv2.sh", "main", 4), ("nyuv2.sh", "speed", 1), ("faces.sh", "main", 4)],
 )
 def test_scripts_wait_for_the_checkpoints_of_their_runs_when_they_are_told_to_stop(script, stage, runs, tmp_path):
     """A moonopt that is told to stop twice ends without one; sleep gets no signal, since none is for a group."""
     log = tmp_path / "log"
     lines = f"trap 'echo told >> {log}' TERM\necho begun >> {log}\nsleep 2\nsleep 0.5\necho checkpoint >> {log}"
-    environment = with_python(tmp_path, lines, JOBS="1")
+    environment = with_python(tmp_path, lines, JOBS=str(runs), SPEED=str(tmp_path / "speed"))
     done = subprocess.run(["timeout", "1", ROOT / "studies" / script, stage], env=environment)
     assert done.returncode == 124
     assert sorted(log.read_text().split()) == sorted(["begun", "told", "checkpoint"] * runs)

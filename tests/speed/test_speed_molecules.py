@@ -1,5 +1,7 @@
 """The measurement of QM9's network: what it times is what it says."""
 
+from collections import Counter
+
 import pytest
 import torch
 
@@ -16,6 +18,16 @@ def test_molecules_have_as_many_atoms_as_those_of_qm9():
     assert targets.shape == (500, 11)
     assert torch.equal((bonds > 0).sum((1, 2)), 2 * (atoms - 1))
     assert not positions[numbers == 0].any()
+
+
+def test_batches_have_the_widths_of_qm9():
+    widths = [numbers.shape[1] for numbers, *_ in molecules.typical_batches()]
+    assert Counter(widths) == molecules.BATCHES
+    largest = torch.tensor(molecules.ATOMS).cumsum(0).double()
+    shares = (largest / largest[-1]) ** molecules.BATCH  # that all molecules of a batch have at most so many atoms
+    expected = {25: shares[25], 27: shares[27] - shares[25], 29: 1 - shares[27]}
+    for width, share in expected.items():
+        assert widths.count(width) / len(widths) == pytest.approx(float(share), abs=0.03)
 
 
 def test_both_forms_start_from_the_same_losses():

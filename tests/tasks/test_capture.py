@@ -346,6 +346,27 @@ def test_the_network_of_qm9_is_the_same_captured(mode):
 
 
 @needs_gpu
+def test_widths_of_qm9_that_alternate_are_the_same_captured_and_after_a_checkpoint():
+    bench = QM9({"model.width": 16, "model.edge_width": 16})
+    batches = [(*(each.cuda() for each in molecules(120, seed)), torch.ones(11).cuda()) for seed in (2, 0, 1)]
+    assert [batch[0].shape[1] for batch in batches] == [25, 27, 29]
+    found = []
+    for warmup in (2, 1000):
+        torch.manual_seed(0)
+        model = bench.model().cuda()
+        optimizer = MOON(model, tasks=bench.tasks, lr=0.01)
+        step = moonopt.capture(optimizer, lambda *batch, model=model: bench.losses(model, batch), warmup)
+        losses = [step(*batches[number % 3]) for number in range(24)]
+        assert step.graphs == (3 if warmup == 2 else 0)
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        losses += [step(*batches[number % 3]) for number in range(6)]
+        found.append((losses, model))
+    (losses, model), (expected, reference) = found
+    assert all(a[task].equal(b[task]) for a, b in zip(losses, expected, strict=True) for task in a)
+    assert all(p.equal(q) for p, q in zip(model.parameters(), reference.parameters(), strict=True))
+
+
+@needs_gpu
 def test_a_closure_that_waits_is_refused_with_advice():
     model = Net().cuda()
     optimizer = moon()(model)

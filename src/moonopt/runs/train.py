@@ -72,7 +72,8 @@ class Training:
         self.model = self.bench.model().to(self.device)
         if cell.machine.compile:
             torch._functorch.config.donated_buffer = False  # gradient-based methods go through a graph several times
-            self.model.compile()
+            # What can be captured has few shapes. One code for several of them, as dynamo would have it, rounds otherwise.
+            self.model.compile(dynamic=False if self.bench.capturable else None)
         self.method = make_method(cell.method, self.model, self.bench.tasks, settings)
         self._captured: CapturedStep | None = None
         if self.device.type == "cuda" and self.bench.capturable and self.method.obstacle_to_capture() is None:

@@ -66,11 +66,13 @@ def test_the_page_says_how_to_repeat_and_what_is_missing(report):
 def test_examples_are_shown_as_they_are(make_run, toy_metrics, tmp_path):
     make_run("moon", 0, toy_metrics("moon", 0))
     (run,) = read_runs([make_run.args[0]])
-    example = {"given": {"question": "1 < 2?"}, "made": {"response": "First,\nyes."}}
-    line = {**run.evaluation[-1], "examples": [example]}
+    example = {"given": {"question": "1 < 2?"}, "made": {"response": "First,\nyes.", "more": "2 ± 3"}}
+    line = {**run.evaluation[-1], "examples": [example, {"given": {}, "made": {"number": 3}}]}
     text = write_report([replace(run, evaluation=[line])], tmp_path / "report").read_text()
     assert "<summary>1 &lt; 2?</summary>" in text
     assert "First,\nyes.</td>" in text
+    assert ">2 ± 3</td>" in text
+    assert "<summary>Example 2</summary>" in text
 
 
 def test_overrides_that_all_rows_share_are_said_once_in_the_summary_and_below_the_table(make_run, toy_metrics, tmp_path):

@@ -30,7 +30,7 @@ SOURCES: Mapping[str, str] = {
     "gsm8k": "https://github.com/openai/grade-school-math (grade_school_math/data)",
 }
 #: What GSM8K's answers are.
-_AMOUNT = re.compile(r"[-+]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?%?(?<=[\d%])")
+_AMOUNT = re.compile(r"[-+]?\$?[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)%?")
 #: Problems of MATH-500 to train on, to validate and to test, as in the paper.
 MATH500_SPLIT = (300, 100, 100)
 #: Of GSM8K's training problems, how many validate: the paper does not use it.

@@ -33,11 +33,11 @@ _SPELLINGS = tuple(
     for pattern, replacement in (
         ("\N{MINUS SIGN}", "-"),
         (r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
-        (r"(?<![\d.^_])(\d+)\s+(\d+)\s*/\s*(\d+)", r"\1\\frac{\2}{\3}"),  # mixed numbers
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle)(?![a-zA-Z])", ""),
         (r",\s*\\!\s*(?=\d{3})|\{,\}\s*(?=\d{3})", ""),  # thousands
         (r"(?<!\\)\\[!,;: ]|~|\\q?quad(?![a-zA-Z])|\s+", " "),
+        (r"(?<![\d.^_/])(\d+) +([1-9]\d*) */ *([1-9]\d*)(?![\d/])", r"\1\\frac{\2}{\3}"),  # mixed numbers
         (r"(?<!\\)\\[()\[\]]|\\[$%]|[$%]", ""),
         (r"\^\s*(?:\{\s*)?\\circ(?:\s*\})?|\\degree(?![a-zA-Z])|°", ""),
         (r"\\(le|ge|ne)q(?![a-zA-Z])", r"\\\1"),

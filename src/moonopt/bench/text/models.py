@@ -104,8 +104,12 @@ def _ends_of_a_turn(tokenizer: Any) -> list[int]:
         return []
     answer = "The answer."
     turns = [{"role": "user", "content": "A question."}, {"role": "assistant", "content": answer}]
-    behind = tokenizer.apply_chat_template(turns, tokenize=False).rpartition(answer)[2]
-    tokens = tokenizer(behind, add_special_tokens=False)["input_ids"]
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+    except Exception:  # a template may refuse what it likes; prompts need that of a question alone
+        return []
+    _, found, behind = text.rpartition(answer)
+    tokens = tokenizer(behind, add_special_tokens=False)["input_ids"] if found else []
     return [token for token in tokens[:1] if token in tokenizer.all_special_ids]
 
 

@@ -22,19 +22,19 @@ _ORDINALS = "first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth"
 _MARKS = r"[ \t>*#_-]*"
 _BEGIN = rf"(?:^|(?<=[.!?;])[ \t]){_MARKS}"
 _NUMBER = r"\d{1,2}(?!\d|\.\d)"
-#: "1." and "1)" and "1:" and "(1)" at the beginning of a line, within one only before a word, so that 1.5 and "1. 2." are none;
-#: "Step 1" at a beginning or before a sign.
+#: "1." and "1)" and "(1)" at the beginning of a line; "1:" there, and the others within a line, only before a word, so that 1.5
+#: and "1. 2." are none, nor is -1; "Step 1" at a beginning or before a sign.
 _STEP = re.compile(
-    rf"^{_MARKS}(?:\(({_NUMBER})\)|({_NUMBER})[.):](?!\d))"
-    rf"|{_BEGIN}(?:\(({_NUMBER})\)|({_NUMBER})[.)])(?=[\s*_]*[^\W\d])"
-    rf"|{_BEGIN}step[ \t]*({_NUMBER}|{'|'.join(_CARDINALS)})\b"
-    rf"|\bstep[ \t]*({_NUMBER}|{'|'.join(_CARDINALS)})[*_]*[.:),]",
+    rf"^{_MARKS}(?<!-)(?:\(({_NUMBER})\)|({_NUMBER})[.)](?!\d))"
+    rf"|{_BEGIN}(?<!-)(?:\(({_NUMBER})\)|({_NUMBER})[.):])(?=[\s*_]*[^\W\d])"
+    rf"|{_BEGIN}step[ \t]*({_NUMBER}|{'|'.join(_CARDINALS)})\b(?!,?[ \t]+and\b)"
+    rf"|\bstep[ \t]*({_NUMBER}|{'|'.join(_CARDINALS)})[*_]*[.:]",
     re.I | re.M,
 )
 #: A word of sequence that opens its clause, and is no adjective: "The second term" and "First term" are none.
 _TRANSITION = re.compile(
-    rf"(?:^|(?<=[.!?;,])[ \t](?:[ \t]*and[ \t])?){_MARKS}"
-    rf"(?:({_ORDINALS}|last|final)ly\b|(then)\b"
+    rf"(?:^|(?<=[.!?;])[ \t]|(?<=,)[ \t]+and[ \t]){_MARKS}(then)\b"  # not of "if ..., then"
+    rf"|(?:^|(?<=[.!?;,])[ \t](?:[ \t]*and[ \t])?){_MARKS}(?:({_ORDINALS}|last|final)ly\b"
     rf"|({_ORDINALS}|next)(?:[ \t]+of[ \t]+all)?[*_]*(?:[,:]|[ \t]+(?:we|i|you|let)\b))",
     re.I | re.M,
 )
@@ -131,7 +131,8 @@ def last_box(response: str) -> str | None:
     >>> last_box(r"\boxed{\frac{1}{2}} or \boxed{ } or \boxed{3")
     '\\frac{1}{2}'
     """
-    return max(_boxes(response), default=(False, 0, None))[2]
+    contents = (response[begin:end] for _, begin, end in sorted(_boxes(response), reverse=True))
+    return next((content.strip() for content in contents if _BLANK.sub("", content)), None)
 
 
 def has_steps(response: str) -> bool:
@@ -146,13 +147,13 @@ def _count(number: str) -> int:
     return int(number) if number.isdecimal() else 1 + _CARDINALS.index(number.lower())
 
 
-def _boxes(response: str) -> Iterator[tuple[bool, int, str]]:
-    r"""Of every valid box whether it is a ``\boxed``, where it begins, and what it holds."""
+def _boxes(response: str) -> Iterator[tuple[bool, int, int]]:
+    r"""Of every box that is closed whether it is a ``\boxed``, and where its content begins and ends."""
     opened: list[tuple[bool, int] | None] = []  # where the content of a box begins; None for another brace
     for sign in _BRACE.finditer(response):
         if sign[0] == "}":
             box = opened.pop() if opened else None
-            if box is not None and _BLANK.sub("", content := response[box[1] : sign.start()]):
-                yield *box, content.strip()
+            if box is not None:
+                yield *box, sign.start()
         elif sign[0] == "{" or sign[1]:
             opened.append((sign[1] == "boxed", sign.end()) if sign[1] else None)

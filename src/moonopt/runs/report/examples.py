@@ -21,7 +21,8 @@ def examples_of(study: Study) -> list[Shown]:
     found: dict[tuple[tuple[str, str], ...], dict[str, Mapping[str, str]]] = {}
     for row in study.rows:
         for example in _last(row):
-            found.setdefault(tuple(example["given"].items()), {})[row.label] = example["made"]
+            given, made = (tuple((name, str(value)) for name, value in example[part].items()) for part in ("given", "made"))
+            found.setdefault(given, {})[row.label] = dict(made)
     return [
         Shown(dict(given), _table(f"Example {number}", made)) for number, (given, made) in enumerate(found.items(), start=1)
     ]
