@@ -15,11 +15,13 @@ measure() {
 # Checkpoints of finished cells, a hundred MB and more each.
 tidy() { find "$RUNS" -name result.json -execdir rm -f checkpoint.pt checkpoint.previous.pt best.pt ';'; }
 
-# So many of the JOBS as there are cells among all, rounded, and at least one; waits while as many commands are at work.
+# Waits until fewer commands than so many are at work.
+room_for() { while (( $(jobs -rp | wc -l) >= $1 )); do wait -n; done; }
+
+# So many of the JOBS as there are cells among all, rounded, and at least one.
 share_of() {
-    while (( $(jobs -rp | wc -l) >= JOBS )); do wait -n; done
-    share=$(( (2 * JOBS * $1 + $2) / (2 * $2) ))
-    (( share > 0 )) || share=1
+    local share=$(( (2 * JOBS * $1 + $2) / (2 * $2) ))
+    echo $(( share > 0 ? share : 1 ))
 }
 
 # Each moonopt has a process group of its own and gets one signal: a second would end it without a checkpoint.

@@ -19,8 +19,9 @@ ADAM=mgda,pcgrad,cagrad,imtl-g,nash-mtl,famo,ls # the longest first
 
 # A command of moonopt in the background, with a share of the JOBS: so many methods of those of all networks.
 beside() {
-    share_of "$1" "$(( 9 * $(wc -w <<< "$NETWORKS") ))"
-    python -m moonopt "${@:2}" --device "$DEVICE" $PRECISION --jobs "$share" --set "train.batch_size=$BATCH" \
+    local all=$(( 9 * $(wc -w <<< "$NETWORKS") ))
+    room_for "$JOBS"
+    python -m moonopt "${@:2}" --device "$DEVICE" $PRECISION --jobs "$(share_of "$1" "$all")" --set "train.batch_size=$BATCH" \
         --set train.log_every=10 --set train.conflict=false $MORE &
 }
 tune() { beside "$1" tune "${@:2}" --out "$RUNS/tune" --seeds 10, --set "train.epochs=$TRIAL"; }

@@ -4,6 +4,7 @@
 # Stages: tune, main, tune-own, own, tune-components, components, ablations, beyond, exact, efficiency; the last wants the GPU to
 # itself.
 set -u
+. "$(dirname "$0")/common.sh"
 DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-15} RUNS=${RUNS:-runs}
 export OMP_NUM_THREADS=1
 ALL=graddrop,rlw,famo,ls,mgda,pcgrad,cagrad,imtl-g,nash-mtl,si,dwa,uw,gradnorm
@@ -18,7 +19,7 @@ compare() { moonopt compare multimnist --out "$RUNS" "$@"; }
 
 # A comparison of one method, its three seeds at once, beside others of its kind.
 lane() {
-    while (( $(jobs -rp | wc -l) >= lanes )); do wait -n; done
+    room_for "$lanes"
     compare --jobs "$few" --methods "$@" &
 }
 with_muon() { lane "$@" --tuned "$RUNS/tuned-muon.json"; }

@@ -18,8 +18,8 @@ ONCE=nash-mtl,mgda,cagrad,uw,stl
 
 # A command of moonopt in the background, with a share of the JOBS: so many cells of all.
 beside() {
-    share_of "$1" "$2"
-    python -m moonopt "${@:3}" --device "$DEVICE" $PRECISION --jobs "$share" $MORE &
+    room_for "$JOBS"
+    python -m moonopt "${@:3}" --device "$DEVICE" $PRECISION --jobs "$(share_of "$1" "$2")" $MORE &
 }
 compare() { beside "$1" 19 compare $BENCH --out "$RUNS" "${@:2}"; }
 tune() {

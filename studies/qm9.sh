@@ -20,7 +20,7 @@ end_with_checkpoints
 # A command of moonopt with so many cells, beside others of its kind.
 beside() {
     local lanes=$(( JOBS > $1 ? JOBS / $1 : 1 )) few=$(( JOBS < $1 ? JOBS : $1 ))
-    while (( $(jobs -rp | wc -l) >= lanes )); do wait -n; done
+    room_for "$lanes"
     python -m moonopt "${@:2}" --device "$DEVICE" --tf32 --jobs "$few" &
 }
 tune() { beside 5 tune qm9 --out "$RUNS/tune" --seeds 10, "$@"; }

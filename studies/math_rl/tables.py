@@ -14,6 +14,7 @@ from studies.math_rl.results import METHODS, MOON, OTHERS, Language
 from studies.math_rl.speed import sampling_table, speed_table, speed_target
 from studies.results import RATE, setting
 from studies.tables import NOTHING, differences_table, figures, metrics_table, missing
+from studies.verdicts import UNCLEAR
 
 START = "the model as it was"
 #: All but the share of responses below the running mean, which every run has of its own.
@@ -30,7 +31,7 @@ CLAIMS: Mapping[str, tuple[str, Callable[[float, float], bool | None]]] = {
     "length falls": ("length", lambda first, last: last < first),
     "accuracy does not collapse": ("accuracy", lambda first, last: last >= LEFT * first if first else None),
 }
-VERDICTS: Mapping[bool | None, str] = {True: "yes", False: "no", None: "cannot be told"}
+VERDICTS: Mapping[bool | None, str] = {True: "yes", False: "no", None: UNCLEAR}
 #: Lines at the end of training of which the samples are told.
 LATE = 10
 
@@ -61,7 +62,7 @@ def _claims(results: Language) -> str:
     for says, (metric, holds) in CLAIMS.items():
         seen = {row.method: holds(*_ends(row, metric)) for row in rows}
         by_verdict = {wanted: [method for method, found in seen.items() if found is wanted] for wanted in VERDICTS}
-        words = {True: "with", False: "not with", None: "it cannot be told, since it was 0 at first, of"}
+        words = {True: "with", False: "not with", None: f"it {UNCLEAR}, since it was 0 at first, of"}
         found = "; ".join(f"{words[wanted]} {', '.join(names)}" for wanted, names in by_verdict.items() if names)
         lines.append(f"- {says.capitalize()}: {found or NOT_RUN}.")
     return "\n".join(lines)

@@ -9,7 +9,6 @@ batches, padded as those of the benchmark; an epoch of QM9 is 923 such steps.
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import cycle
 from typing import Any
 
 import torch
@@ -112,11 +111,11 @@ def _stepper(method: str, form: type[MPNN], given: Sequence[Given]) -> Step:
     model = form(TARGETS).to(given[0][0].device)
     optimizer = _optimizer(method, model)
     if isinstance(model, PyGNet):
-        prepared = cycle([(graphs(_dense(*batch)), targets) for *batch, targets in given])
+        prepared = itertools.cycle([(graphs(_dense(*batch)), targets) for *batch, targets in given])
         return lambda: optimizer.minimize(
             lambda molecules, wanted: _losses(_of_graphs(model, molecules), wanted), *next(prepared)
         )
-    batches = cycle(given)
+    batches = itertools.cycle(given)
     return lambda: optimizer.minimize(lambda *batch: _losses(model(_dense(*batch[:-1])), batch[-1]), *next(batches))
 
 
@@ -130,7 +129,7 @@ def _captured(method: str, given: Sequence[Given], products: str, compiled: bool
         with autocast(products, wanted.device):
             return _losses(model(_dense(numbers, positions, bonds)), wanted)
 
-    step, batches = capture(_optimizer(method, model), losses), cycle(given)
+    step, batches = capture(_optimizer(method, model), losses), itertools.cycle(given)
 
     def run() -> None:
         with multiplying(tf32=products == "tf32"):

@@ -22,13 +22,14 @@ _ORDINALS = "first|second|third|fourth|fifth|sixth|seventh|eighth|ninth|tenth"
 _MARKS = r"[ \t>*#_-]*"
 _BEGIN = rf"(?:^|(?<=[.!?;])[ \t]){_MARKS}"
 _NUMBER = r"\d{1,2}(?!\d|\.\d)"
+_NAMED_STEP = rf"step[ \t]*({_NUMBER}|{'|'.join(_CARDINALS)})"
 #: "1." and "1)" and "(1)" at the beginning of a line; "1:" there, and the others within a line, only before a word, so that 1.5
 #: and "1. 2." are none, nor is -1; "Step 1" at a beginning or before a sign.
 _STEP = re.compile(
     rf"^{_MARKS}(?<!-)(?:\(({_NUMBER})\)|({_NUMBER})[.)](?!\d))"
     rf"|{_BEGIN}(?<!-)(?:\(({_NUMBER})\)|({_NUMBER})[.):])(?=[\s*_]*[^\W\d])"
-    rf"|{_BEGIN}step[ \t]*({_NUMBER}|{'|'.join(_CARDINALS)})\b(?!,?[ \t]+and\b)"
-    rf"|\bstep[ \t]*({_NUMBER}|{'|'.join(_CARDINALS)})[*_]*[.:]",
+    rf"|{_BEGIN}{_NAMED_STEP}\b(?!,?[ \t]+and\b)"
+    rf"|\b{_NAMED_STEP}[*_]*[.:]",
     re.I | re.M,
 )
 #: A word of sequence that opens its clause, and is no adjective: "The second term" and "First term" are none.
