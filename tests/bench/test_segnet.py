@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from moonopt import route_parameters
-from moonopt.bench.models.segnet import SegNetMTAN, growth, pool, unpool
+from moonopt.bench.models.segnet import SegNetMTAN, growth, pool, resized, unpool
 from moonopt.errors import UserError
 
 ROOMS = {"segmentation": 13, "depth": 1, "normal": 3}
@@ -98,7 +98,7 @@ def test_pooling_is_that_of_torch_also_where_pixels_are_equal():
     expected, indices = functional.max_pool2d(x, 2, return_indices=True)
     pooled, chosen = pool(x)
     assert torch.equal(pooled, expected)
-    assert (chosen.sum(4) == 1).all()
+    assert (chosen.sum((2, 4)) == 1).all()
     values = torch.randn(pooled.shape, generator=torch.Generator().manual_seed(1))
     assert torch.equal(unpool(values, chosen), functional.max_unpool2d(values, indices, 2))
     forms = (lambda x: pool(x)[0], lambda x: functional.max_pool2d(x, 2))
@@ -109,11 +109,28 @@ def test_pooling_is_that_of_torch_also_where_pixels_are_equal():
     assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("size", [1, 2, 9, 144])
-def test_growth_is_bilinear_with_the_ends_staying(size):
-    x = torch.randn(1, 1, size, 3, generator=torch.Generator().manual_seed(0))
-    expected = functional.interpolate(x, (2 * size, 3), mode="bilinear", align_corners=True)
-    torch.testing.assert_close(growth(size, x) @ x, expected, rtol=1e-4, atol=1e-5)
+def test_pooling_passes_on_what_is_no_number():
+    x = torch.zeros(1, 1, 2, 4)
+    x[0, 0, 1, 2] = torch.nan
+    assert pool(x)[0].isnan().tolist() == [[[[False, True]]]]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (9, 12), (144, 5)])
+def test_pictures_are_doubled_bilinearly_with_the_corners_staying(size):
+    x = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(0))
+    expected = functional.interpolate(x, scale_factor=2, mode="bilinear", align_corners=True)
+    found = resized(x, *(growth(length, x) for length in size))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_channels_lie_last_in_memory_all_the_way():
+    model, found = segnet(), []
+    for module in model.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            module.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
+    model(torch.randn(2, 3, 32, 64))
+    assert len(found) == 122
+    assert all(x.is_contiguous(memory_format=torch.channels_last) for x in found)
 
 
 @pytest.mark.parametrize("size", [(48, 64), (32, 40), (16, 32)])

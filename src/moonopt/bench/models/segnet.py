@@ -2,7 +2,8 @@
 
 A SegNet without any task in it, and for every task masks that choose among its features, stage by stage. All operations
 are deterministic on every device and have forward-mode derivatives: pooling that is undone later keeps masks in place of
-indices, and the bilinear growth of a picture is two products with small matrices.
+indices, and the bilinear growth of a picture is two products with small matrices. Features lie in memory with the channels
+last, as the convolutions of GPUs and CPUs want them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -63,7 +64,7 @@ class SegNetMTAN(nn.Module):
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """What every task makes of images (batch, channels, height, width), of their size and before any softmax."""
         check_size(images.shape[2], images.shape[3])
-        features = images
+        features = images.contiguous(memory_format=torch.channels_last)
         down: list[tuple[Tensor, Tensor]] = []  # of every stage, features after the first and after the last convolution
         places: list[Tensor] = []  # where the largest were
         for stage in self.encoder:
@@ -94,7 +95,7 @@ class SegNetMTAN(nn.Module):
             transition = self.decoder_transitions[number]
             rows, columns = (growth(size // 2, spread) for size in spread.shape[2:])
             for task, attention in self.decoder_attention.items():
-                grown = transition(rows @ branches[task] @ columns.T)
+                grown = transition(resized(branches[task], rows, columns))
                 branches[task] = _at(attention, number)(torch.cat([spread, grown], 1)) * features
         return branches
 
@@ -123,22 +124,33 @@ def check_size(height: int, width: int) -> None:
 
 
 def pool(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest of every 2 x 2 pixels, (..., h, w), and a mask (..., h, w, 4) of which it was, the first of equal ones.
+    """The largest of every 2 x 2 pixels, and of which it was, the first of equal ones: a mask (batch, h, 2, w, 2, channels).
 
-    >>> pool(torch.tensor([[1.0, 3.0], [2.0, 3.0]]).view(1, 1, 2, 2))
-    (tensor([[[[3.]]]]), tensor([[[[[False,  True, False, False]]]]]))
+    >>> largest, chosen = pool(torch.tensor([[1.0, 3.0], [2.0, 3.0]]).view(1, 1, 2, 2))
+    >>> largest.item(), chosen.view(2, 2).tolist()
+    (3.0, [[False, True], [False, False]])
     """
     batch, channels, height, width = x.shape
-    windows = x.reshape(batch, channels, height // 2, 2, width // 2, 2).transpose(3, 4).flatten(4)
-    chosen = windows.detach().argmax(4, keepdim=True) == torch.arange(4, device=x.device)
-    return torch.where(chosen, windows, 0).sum(4), chosen
+    windows = x.permute(0, 2, 3, 1).reshape(batch, height // 2, 2, width // 2, 2, channels)
+    order = torch.arange(4, 0, -1, dtype=torch.uint8, device=x.device).view(2, 1, 2, 1)
+    values = windows.detach()
+    candidates = (values == values.amax((2, 4), keepdim=True)) * order
+    chosen = candidates == candidates.amax((2, 4), keepdim=True)
+    return torch.where(chosen, windows, 0).sum((2, 4)).permute(0, 3, 1, 2), chosen
 
 
 def unpool(x: Tensor, chosen: Tensor) -> Tensor:
     """The other way round: every pixel where the largest was, zeros around it."""
-    batch, channels, height, width = x.shape
-    windows = torch.where(chosen, x.unsqueeze(4), 0).view(batch, channels, height, width, 2, 2)
-    return windows.transpose(3, 4).reshape(batch, channels, 2 * height, 2 * width)
+    pixels = x.permute(0, 2, 3, 1)[:, :, None, :, None]
+    return torch.where(chosen, pixels, 0).flatten(3, 4).flatten(1, 2).permute(0, 3, 1, 2)
+
+
+def resized(x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """A picture of another height and width, by matrices (new, old) for each of them."""
+    batch, channels, _, width = x.shape
+    high = rows @ x.permute(0, 2, 3, 1).flatten(2)
+    wide = columns @ high.view(batch * len(rows), width, channels)
+    return wide.view(batch, len(rows), len(columns), channels).permute(0, 3, 1, 2)
 
 
 def growth(size: int, like: Tensor) -> Tensor:
