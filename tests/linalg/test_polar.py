@@ -133,6 +133,13 @@ def test_muon_in_bfloat16_is_that_of_torch_optim(shape, seed):
     assert (found - expected).norm() <= 5 * torch.finfo(torch.bfloat16).eps * expected.norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tall_stack_is_computed_as_its_transpose(dtype):
+    # Also in memory: CPUs multiply transposed bfloat16 stacks by a kernel that takes hundreds of times as long.
+    matrices = gaussian(2, 96, 64)
+    assert torch.equal(polar(matrices, dtype=dtype), polar(matrices.mT.contiguous(), dtype=dtype).mT)
+
+
 # Several matrices
 
 

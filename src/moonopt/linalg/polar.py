@@ -64,7 +64,7 @@ def polar(matrix: Tensor, schedule: str = "polar_express", steps: int = 5, dtype
     """
     _check_matrix(matrix)
     wide = _wide(matrix)
-    stack = (wide.flatten(0, -3) if wide.ndim > 2 else wide.unsqueeze(0)).clone()
+    stack = (wide.flatten(0, -3) if wide.ndim > 2 else wide.unsqueeze(0)).clone(memory_format=torch.contiguous_format)
     x = without_scale(stack, polar_dtype(matrix, dtype, schedule))
     factor = _polar_stack(x, schedule, steps, matrix.dtype).reshape(wide.shape)
     return (factor if wide is matrix else factor.mT).to(matrix.dtype)
