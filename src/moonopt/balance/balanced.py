@@ -39,8 +39,8 @@ class Balanced(Wrapper):
         module: the model, whose buffers and training flags a second evaluation restores (FAMO, ``engine="columns"``).
         shared: the parameters that tasks have in common, where those that several losses depend on are not meant.
         engine: how a gradient-based balancer has the inner products of the task gradients. "stored" keeps all of them;
-            "blocked:4" keeps four at a time and takes more backward passes; "columns" keeps one, and evaluates the closure
-            again in forward mode along each.
+            "batched" computes them in one backward pass, "batched:8" eight at a time; "blocked:4" keeps four at a time and
+            takes more backward passes; "columns" keeps one, and evaluates the closure again in forward mode along each.
         every: compute the weights anew every so many steps.
         nonfinite: "raise" on a NaN or infinite loss, or "skip" the step and count it.
 
@@ -250,7 +250,7 @@ class Balanced(Wrapper):
     def _weighs_by_gram(self) -> bool:
         """Whether the weights follow from the inner products of gradients that are all kept."""
         more = isinstance(self.balancer, Aggregator) or self.balancer.evaluates_again
-        return self.balancer.uses_gram and self._engine.kind == "stored" and not more
+        return self.balancer.uses_gram and self._engine.keeps_all and not more
 
     def _replay(self, closure: Closure, args: tuple[Any, ...]) -> Replay | None:
         if not (self._by_columns or self.balancer.evaluates_again):
@@ -279,7 +279,7 @@ class Balanced(Wrapper):
                 f"{self.balancer.name} does not reduce task gradients over processes yet, so that its ranks would drift apart"
             )
             for feature, remedy in graph_features(losses.values).items():
-                if feature != "compiled models" or self._engine.kind == "columns":
+                if feature != "compiled models" or self._engine.kind in ("columns", "batched"):
                     raise RuntimeError(
                         f"{self.balancer.name} takes task gradients, which do not work with {feature}: {remedy}."
                     )

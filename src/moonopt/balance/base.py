@@ -43,7 +43,7 @@ class Memory(MutableMapping[str, Any]):
 
 
 class Engine(NamedTuple):
-    """How the inner products of the task gradients are had: "stored", "columns" or "blocked:SIZE"."""
+    """How task gradients and their inner products are had: "stored", "batched", "batched:SIZE", "blocked:SIZE" or "columns"."""
 
     kind: str
     size: int = 0
@@ -51,11 +51,23 @@ class Engine(NamedTuple):
     @classmethod
     def read(cls, text: str) -> "Engine":
         kind, _, size = text.partition(":")
-        if text in ("stored", "columns"):
+        if text in ("stored", "batched", "columns"):
             return cls(kind)
-        if kind == "blocked" and size.isdecimal() and int(size) > 0:
+        if kind in ("batched", "blocked") and size.isdecimal() and int(size) > 0:
             return cls(kind, int(size))
-        raise ValueError(f'engine must be "stored", "columns" or "blocked:SIZE" such as "blocked:4", found {text!r}.')
+        raise ValueError(
+            'engine must be "stored", "batched", "columns", or "batched:SIZE" or "blocked:SIZE" such as "blocked:4", '
+            f"found {text!r}."
+        )
+
+    def at_once(self, count: int) -> int:
+        """How many of so many tasks share a backward pass."""
+        return (self.size or count) if self.kind == "batched" else 1
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether the gradients of all tasks are there together."""
+        return self.kind in ("stored", "batched")
 
 
 class NonFiniteGradientError(Exception):
@@ -98,7 +110,7 @@ class Tasks:
     @functools.cached_property
     def gradients(self) -> Rows:
         """For each task its gradient in every parameter, None where the loss does not depend on it."""
-        return task_gradients(self.losses.separate, self.parameters)
+        return task_gradients(self.losses.separate, self.parameters, at_once=self._engine.at_once(self.count))
 
     def gradients_one_by_one(self) -> Iterator[list[Tensor | None]]:
         """The same, kept by nobody."""
