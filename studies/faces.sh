@@ -5,7 +5,8 @@
 #   studies/faces.sh make | speed | tune | main
 # By default DEVICE=cuda, JOBS=6 (the cells at once), RUNS=runs, COUNT=6000 faces, BATCH=128, EPOCHS=8, TRIAL=2 (epochs of a trial), SEEDS=1,
 # PRECISION=--tf32 (or --amp), PRODUCTS=tf32 (or bfloat16, for the stage speed), SPEED=results/speed (the folder of what that measures),
-# GPU=h200 (the end of their names). MORE has settings: MORE="--set model.width=32". Faces are made in $MOONOPT_DATA/celeba.
+# GPU=h200 (the end of their names). MORE has settings: MORE="--set model.width=32". ENGINE=batched has the task gradients of the methods
+# that need them in one backward pass. Faces are made in $MOONOPT_DATA/celeba.
 set -u
 . "$(dirname "$0")/common.sh"
 end_with_checkpoints
@@ -37,7 +38,7 @@ speed) # with the GPU to itself
     ;;
 tune) # three trials for every method
     for network in $NETWORKS; do
-        tune 7 $network --methods $ADAM --grid optimizer.lr=3e-4,1e-3,3e-3 --file "$RUNS/tuned-$network-adam.json"
+        tune 7 $network --methods $ADAM ${ENGINE:+--set method.engine=$ENGINE} --grid optimizer.lr=3e-4,1e-3,3e-3 --file "$RUNS/tuned-$network-adam.json"
         tune 2 $network --methods $MUON --grid optimizer.lr=5e-3,1e-2,2e-2 --file "$RUNS/tuned-$network-muon.json"
     done
     wait
@@ -45,7 +46,7 @@ tune) # three trials for every method
     ;;
 main)
     for network in $NETWORKS; do
-        compare 7 $network --methods $ADAM --tuned "$RUNS/tuned-$network-adam.json"
+        compare 7 $network --methods $ADAM ${ENGINE:+--set method.engine=$ENGINE} --tuned "$RUNS/tuned-$network-adam.json"
         compare 2 $network --methods $MUON --tuned "$RUNS/tuned-$network-muon.json"
     done
     wait

@@ -43,7 +43,10 @@ def _target(rooms: Rooms) -> str:
     own, absent = average(moon, DELTA.name), [variant(*each) for each in WITH_ADAM if rooms.row(*each) is None]
     others = [f"{name} {value:.2f}" for name, value in found.items() if not own < value]
     verdict = "not reached" if others else "not yet told" if absent else "reached"
-    told = [f"moon has {own:.2f} (seeds: {seeds(moon)}): **{verdict}**", *([f"not above it: {', '.join(others)}"] if others else [])]
+    told = [
+        f"moon has {own:.2f} (seeds: {seeds(moon)}): **{verdict}**",
+        *([f"not above it: {', '.join(others)}"] if others else []),
+    ]
     told += [f"{NOT_RUN}: {', '.join(absent)}"] if absent else []
     return f"{goal} {'; '.join(told)}.\n\n{_order(rooms)}"
 

@@ -281,3 +281,12 @@ def test_the_report_reads_the_folder_in_spite_of_its_tuning_files(tmp_path):
 def test_deviations_of_three_seeds_differ_from_a_factor_of_six_on(study, ratio, differ):
     claims = importlib.import_module("studies.multimnist.claims")
     assert claims._differ(0.1 * ratio, 3, 0.1, 3) == differ
+
+
+@pytest.mark.parametrize(("script", "stage", "others"), [("qm9.sh", "budget", "ls"), ("faces.sh", "main", "moon,muon")])
+def test_the_engine_is_set_where_task_gradients_are_needed(script, stage, others, tmp_path):
+    environment = with_python(tmp_path, ECHO, ENGINE="batched", METHODS="ls,mgda", NETWORKS="celeba-vit", TUNED=str(tmp_path))
+    done = subprocess.run([ROOT / "studies" / script, stage], env=environment, capture_output=True, text=True)
+    lines = dict(line.partition("--methods ")[2].split(" ", 1) for line in done.stdout.splitlines())
+    assert [methods for methods, rest in lines.items() if "method.engine=batched" not in rest] == [others]
+    assert any("mgda" in methods for methods in lines)
