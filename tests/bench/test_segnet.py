@@ -133,6 +133,12 @@ def test_channels_lie_last_in_memory_all_the_way():
     assert all(x.is_contiguous(memory_format=torch.channels_last) for x in found)
 
 
+def test_vmap_maps_over_images():
+    model, images = segnet().eval(), torch.randn(2, 3, 32, 64, generator=torch.Generator().manual_seed(0))
+    found = torch.func.vmap(lambda image: model(image[None])["depth"][0])(images)
+    torch.testing.assert_close(found, model(images)["depth"], rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("size", [(48, 64), (32, 40), (16, 32)])
 def test_images_that_five_poolings_do_not_divide_are_refused(size):
     with pytest.raises(UserError, match=rf"multiples of 32, found {size[0]} x {size[1]}"):

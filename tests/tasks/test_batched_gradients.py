@@ -109,6 +109,13 @@ def test_a_loss_without_a_graph_has_no_gradients():
     assert task_gradients([torch.ones(()), torch.ones(())], parameters, at_once=2) == [[None] * len(parameters)] * 2
 
 
+def test_a_parameter_may_be_a_loss_itself():
+    x = nn.Parameter(torch.tensor(3.0))
+    losses = [x, x.square()]
+    assert task_gradients(losses, [x], at_once=2) == task_gradients(losses, [x]) == [[torch.tensor(1.0)], [torch.tensor(6.0)]]
+    assert shared_by(losses, [x]) == [x]
+
+
 def test_under_autocast_they_are_as_close_as_bfloat16_is():
     with torch.autocast("cpu", torch.bfloat16):
         losses, parameters = tasks_on(TRUNKS["linear"], dtype=torch.float32)
@@ -116,6 +123,15 @@ def test_under_autocast_they_are_as_close_as_bfloat16_is():
     for row, other in zip(found, expected, strict=True):
         assert all(each is None or each.dtype == torch.float32 for each in row)
         torch.testing.assert_close(filled(row, parameters), filled(other, parameters), rtol=0.02, atol=1e-3)
+
+
+def test_random_numbers_that_would_be_drawn_again_are_refused():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 2))
+    features = checkpoint(net, torch.randn(4, 6), use_reentrant=False)
+    losses = [features.square().mean(), features.sin().mean()]
+    with pytest.raises(RuntimeError, match=r'for several tasks at once: use engine="stored"'):
+        task_gradients(losses, list(net.parameters()), at_once=2)
 
 
 def test_a_failure_of_another_kind_is_told_as_it_is():

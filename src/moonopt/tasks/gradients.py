@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from moonopt.linalg.polar import without_autocast
 from moonopt.tasks.losses import TaskLosses
@@ -216,7 +217,7 @@ def nodes_of(outputs: Iterable[Tensor]) -> Iterator[torch.autograd.graph.Node]:
     takes the number of an output and gives the numbers of tensors among its arguments. It must hold no output: none would be
     freed.
     """
-    waiting: list[tuple[Any, int]] = [(output.grad_fn, output.output_nr) for output in outputs]
+    waiting: list[tuple[Any, int]] = [get_gradient_edge(output)[:2] for output in outputs if output.requires_grad]
     seen, told = set(), set()
     while waiting:
         node, number = waiting.pop()

@@ -64,7 +64,7 @@ class SegNetMTAN(nn.Module):
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """What every task makes of images (batch, channels, height, width), of their size and before any softmax."""
         check_size(images.shape[2], images.shape[3])
-        features = images.contiguous(memory_format=torch.channels_last)
+        features = images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # vmap knows no memory formats
         down: list[tuple[Tensor, Tensor]] = []  # of every stage, features after the first and after the last convolution
         places: list[Tensor] = []  # where the largest were
         for stage in self.encoder:
