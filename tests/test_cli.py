@@ -238,6 +238,8 @@ def test_a_run_of_other_settings_is_not_overwritten(call):
     for command in (("run", TINY, "--method", "ls"), ("compare", TINY, "--methods", "ls,uw", "--seeds", "1")):
         text = refused(call, *command, "--set", "train.epochs=1")
         assert "holds a run with other settings (train.batch_size is 9 there and 8 here). Use --overwrite" in text
+    text = refused(call, "run", TINY, "--method", "ls", "--set", "train.epochs=1", "--device", "gpu")
+    assert "Device 'gpu' is not there: expected cpu, cuda, or cuda:1 for the second GPU." in text
 
 
 @pytest.mark.parametrize("command", [("run", TINY), ("run", TINY, "--overwrite")])
@@ -274,6 +276,14 @@ def test_a_run_that_breaks_is_exit_code_1_and_one_sentence(call):
     assert re.fullmatch(
         r"Failed: KeyError: 'left' \(.*tiny_benchmarks.py, line \d+\). The traceback is in .*error.txt.\n", errors
     )
+
+
+@pytest.mark.parametrize(("method", "key"), [("dwa", "method.nonfinite"), ("moon", "optimizer.nonfinite")])
+def test_a_run_that_breaks_on_a_nan_tells_the_setting(method, key, call):
+    code, _, errors = call("run", VANISHING, "--method", method, "--set", "model.end=nan")
+    assert code == 1
+    assert "the loss of task 'b' is NaN" in errors
+    assert f" Here that is --set {key}=skip. The traceback is in" in errors
 
 
 def test_show_turns_no_setting_into_a_picture(call):
@@ -352,7 +362,7 @@ def test_what_was_tuned_is_used_by_compare(call):
     assert tuned["chosen"] == {"ls": {"model.width": 6}, "famo": {"model.width": 5}}
     assert len(tuned["trials"]) == 4
     assert tuned["command"].startswith(f"moonopt tune {name} --methods ls,famo")
-    assert f"moonopt compare {name} --tuned {path}" in output
+    assert f"moonopt compare {name} --methods ls,famo --tuned {path}" in output
     code, output, _ = call("compare", name, "--methods", "ls,famo", "--seeds", "1", "--tuned", path, "--out", "runs/tune")
     assert code == 0
     assert output.count("was done already") == 2  # its cells are those of the trials
@@ -366,6 +376,7 @@ def test_lists_and_inspection_say_what_there_is(call):
     assert code == 0
     assert re.search(r"toy +2 +here", output)
     assert "nash-mtl" in output
+    assert f"torch {torch.__version__}" in call("--version")[1]
     assert "first.weight" in call("inspect", TINY)[1]
     assert "here" in call("data", "list")[1]
     assert call("data", "verify", "toy")[0] == 0
@@ -388,6 +399,10 @@ def test_made_up_data_can_be_trained_on_and_are_not_replaced(call):
     code, output, errors = call(*words)
     assert (code, errors) == (0, "")
     assert re.search(r" moon,.* +\d+\.\d\d", output)
+    assert "no number here can be set beside a published one" in " ".join(output.split())
+    assert "(paper)" not in output
+    assert re.search(r"multimnist +2 +made up", call("list", "--data", "digits")[1])
+    assert re.search(r"multimnist +made up", call("data", "list", "--data", "digits")[1])
     assert "digits/mnist has files already" in refused(call, "data", "make", "mnist", "--data", "digits")
 
 

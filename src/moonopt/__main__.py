@@ -10,6 +10,8 @@ def main() -> None:
         if error.name not in ("typer", "rich", "jinja2", "matplotlib", "click"):
             raise
         sys.exit(f"Error: the command line needs the package {error.name!r}. Install it with: pip install 'moonopt[bench]'")
+    except KeyboardInterrupt:  # while torch is imported; later on commands see to it themselves
+        sys.exit(130)
     run()
 
 

@@ -14,9 +14,24 @@ def unknown_name(name: object, known: Collection[str], what: str) -> str:
     >>> unknown_name("lefft", ["left", "right"], "task")
     "Unknown task 'lefft': expected one of left, right. Did you mean 'left'?"
     """
-    nearest = difflib.get_close_matches(str(name), known, n=1)
+    near = difflib.get_close_matches(str(name), known)
     listed = f": expected one of {', '.join(known)}." if len(known) <= LISTED_NAMES else "."
-    return f"Unknown {what} {name!r}{listed}" + (f" Did you mean {nearest[0]!r}?" if nearest else "")
+    hint = f" Did you mean {min(near, key=lambda each: _edits(str(name), each))!r}?" if near else ""
+    return f"Unknown {what} {name!r}{listed}{hint}"
+
+
+def _edits(first: str, second: str) -> int:
+    """How many letters must be changed, put in or left out to make one word of the other.
+
+    >>> _edits("monn", "moon"), _edits("monn", "muon")
+    (1, 2)
+    """
+    row = list(range(len(second) + 1))
+    for number, letter in enumerate(first, start=1):
+        before, row[0] = row[0], number
+        for place, other in enumerate(second, start=1):
+            before, row[place] = row[place], min(row[place] + 1, row[place - 1] + 1, before + (letter != other))
+    return row[-1]
 
 
 class UserError(ValueError):

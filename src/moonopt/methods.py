@@ -70,6 +70,12 @@ def _fused(settings: Mapping[str, Any]) -> dict[str, Any]:
 _TAKES: dict[str, type] = {"adam": torch.optim.Adam, "muon": Muon, "moon": MOON}
 
 
+def _takes(name: str) -> type:
+    """What takes the settings of a method's optimizer."""
+    base, _, inner = name.partition("+")
+    return _TAKES[inner or ("adam" if base in BALANCERS else base)]
+
+
 def build(
     name: str,
     model: nn.Module,
@@ -100,6 +106,9 @@ def build(
     base, _, inner = name.partition("+")
     if name not in METHODS:
         raise ValueError(unknown_name(name, METHODS, "method"))
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"build needs the model itself, an nn.Module; found {type(model).__name__}.")
+    _check_optimizer(_takes(name), optimizer, options)
     if base in ("moon", "muon"):
         if balancer or options:
             raise ValueError(f"{name} has no balancer: found settings {', '.join([*(balancer or {}), *options])}.")
@@ -126,8 +135,8 @@ def known_settings(name: str, protocol: Protocol = "paper") -> dict[str, inspect
         raise ValueError(unknown_name(protocol, tuple(PROTOCOLS), "protocol"))
     if name not in METHODS:
         raise ValueError(unknown_name(name, METHODS, "method"))
-    base, _, inner = name.partition("+")
-    found = _section("optimizer", _TAKES[inner or ("adam" if base in BALANCERS else base)])
+    base, _, _ = name.partition("+")
+    found = _section("optimizer", _takes(name))
     if base not in BALANCERS:
         return found
     chosen = {f"balancer.{key}": value for key, value in PROTOCOLS[protocol].get(base, {}).items()}
@@ -148,8 +157,24 @@ def _section(name: str, takes: type) -> dict[str, inspect.Parameter]:
 _GIVEN = ("params", "tasks", "balancer", "optimizer", "module", "shared")
 
 
+def _check_optimizer(kind: type, settings: object, options: Mapping[str, Any]) -> None:
+    if settings is not None and not isinstance(settings, Mapping):
+        raise ValueError(
+            f'optimizer= has settings, such as {{"lr": 1e-3}}; found {type(settings).__name__}. '
+            "For an optimizer of your own there is Balanced(balancer, optimizer)."
+        )
+    _check_settings(settings or {}, kind, f"setting of {kind.__name__}")
+    own = inspect.signature(Balanced).parameters
+    misplaced = [name for name in inspect.signature(kind).parameters if name in options and name not in own]
+    if misplaced:
+        found = ", ".join(f'"{name}": {options[name]!r}' for name in misplaced)
+        raise ValueError(f"Settings of {kind.__name__} go into optimizer={{{found}}}.")
+
+
 def _check_settings(settings: Mapping[str, Any], of: type, what: str) -> None:
-    known = [name for name in inspect.signature(of).parameters if name not in ("tasks", "balancer", "optimizer", "module")]
+    known = [
+        name for name in inspect.signature(of).parameters if name not in ("params", "tasks", "balancer", "optimizer", "module")
+    ]
     for name in settings:
         if name not in known:
             raise ValueError(unknown_name(name, known, what))

@@ -668,11 +668,27 @@ def test_a_refused_checkpoint_changes_nothing(two_heads, batch):
         (lambda model: FAMO(2, lowest=[1.0]), "lowest must have one number per task: found 1 for 2 tasks"),
         (lambda model: LS(["a", "a"]), "Task names must differ"),
         (lambda model: build("moon", model, 2, engine="stored"), "moon has no balancer: found settings engine"),
+        (lambda model: build("monn", model, 2), "Unknown method 'monn'.*Did you mean 'moon'"),
+        (lambda model: build("moon", model, 2, lr=0.1), r'Settings of MOON go into optimizer=\{"lr": 0\.1\}'),
+        (lambda model: build("nash-mtl", model, 2, lr=0.1), r'Settings of Adam go into optimizer=\{"lr": 0\.1\}'),
+        (lambda model: build("ls", model, 2, optimizer={"rl": 1}), "Unknown setting of Adam 'rl': expected one of lr, betas"),
+        (lambda model: build("ls+muon", model, 2, optimizer={"betta": 1}), "Unknown setting of Muon 'betta'"),
+        (lambda model: build("ls", model, 2, optimizer=torch.optim.SGD(model.parameters())), "has settings.*found SGD"),
+        (lambda model: build("ls", model.parameters(), 2), "build needs the model itself, an nn.Module; found generator"),
     ],
 )
 def test_a_wrong_setting_is_told_with_what_was_expected(two_heads, wrong, text):
     with pytest.raises(ValueError, match=text):
         wrong(two_heads())
+
+
+@pytest.mark.parametrize("name", ["moon", "muon", "ls", "mgda", "famo", "graddrop"])
+def test_losses_without_a_graph_are_told(name, two_heads, batch):
+    model = two_heads()
+    x, y = batch()
+    optimizer = build(name, model, 2)
+    with pytest.raises(RuntimeError, match="do not depend on anything that is trained: were they detached"):
+        optimizer.minimize(lambda: [loss.detach() for loss in model.losses(x, y)])
 
 
 def test_an_optimizer_that_weighs_tasks_by_itself_is_refused(two_heads):

@@ -181,6 +181,8 @@ def test_made_up_faces_are_made_in_the_data_folder(tmp_path):
     assert "moonopt data make celeba" in bench.missing(tmp_path)
     bench.make(tmp_path, 12, seed=1)
     assert bench.missing(tmp_path) is None
+    assert bench.is_made_up(tmp_path)
+    assert not bench.is_made_up(tmp_path / "elsewhere")
     assert len(bench.load(tmp_path, 0).train) == 10
     with pytest.raises(UserError, match="is not CelebA as published"):
         bench.verify(tmp_path)

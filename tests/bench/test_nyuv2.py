@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -132,6 +133,13 @@ def evaluated(bench, folder, size, **settings):
     data = instance.load(folder, 0).test
     with torch.no_grad():
         return instance.evaluate(model, [data.batch(some, torch.Generator()) for some in torch.arange(4).split(size)])
+
+
+def test_made_up_scenes_are_told_from_others(bench, folder, tmp_path):
+    assert bench().is_made_up(folder)
+    shutil.copytree(folder, tmp_path / "others", ignore=shutil.ignore_patterns("MADE-UP.txt"))
+    assert bench().missing(tmp_path / "others") is None
+    assert not bench().is_made_up(tmp_path / "others")
 
 
 @pytest.mark.parametrize("convention", ["protocol", "whole"])

@@ -9,6 +9,7 @@ import torch
 from small_runs import TINY, bits
 
 from moonopt.bench import Tensors, find
+from moonopt.errors import UserError
 from moonopt.runs.evaluate import cosines_of, metrics_of, to_device
 
 CPU = torch.device("cpu")
@@ -86,3 +87,10 @@ def test_cosines_are_in_the_order_of_the_tasks_and_nan_for_one_that_is_not_there
     assert found[1].isnan().all()
     assert found[:, 1].isnan().all()
     assert torch.allclose(found[0, 2], expected[0, 2])
+
+
+def test_a_metric_that_is_not_returned_is_named(bench, monkeypatch, tmp_path):
+    first, *others = (metric.name for metric in bench.metrics)
+    monkeypatch.setattr(bench, "evaluate", lambda model, batches: dict.fromkeys(others, 1.0))
+    with pytest.raises(UserError, match=f"must return all its metrics: {first} missing"):
+        metrics_of(bench, bench.model(), bench.load(tmp_path, 0).test, CPU)

@@ -2,10 +2,12 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 from small_runs import FORK
 
-from moonopt.runs.interrupt import stopping
+from moonopt.runs.interrupt import stopping, without_interrupts
 
 
 def test_a_signal_asks_and_the_handlers_come_back():
@@ -31,3 +33,11 @@ def test_the_second_signal_ends_the_process_unless_it_is_patient():
         process.start()
         process.join()
         assert process.exitcode == code
+
+
+def test_processes_started_without_interrupts_never_get_them():
+    told, before = "import signal; print(signal.getsignal(signal.SIGINT))", signal.getsignal(signal.SIGINT)
+    with without_interrupts():
+        child = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True)
+    assert child.stdout == f"{signal.SIG_IGN}\n"
+    assert signal.getsignal(signal.SIGINT) is before

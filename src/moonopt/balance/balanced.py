@@ -20,7 +20,7 @@ from moonopt.tasks.pending import MicroBatch, Pending
 from moonopt.tasks.presence import mean_by_task, pick, selection, spread
 from moonopt.tasks.reduce import mean_over_ranks, refuse_different_tasks, refuse_several_ranks
 from moonopt.tasks.replay import Replay
-from moonopt.tasks.verbs import NO_GRADIENT, Closure, Parts, TaskOptimizer
+from moonopt.tasks.verbs import NO_GRADIENT, Closure, Parts, TaskOptimizer, run_backward
 from moonopt.tasks.watch import LEFT, NONFINITE, TAKEN, all_finite
 
 COUNTED = ("unsolved", "rejected")  # what balancers count in their memory
@@ -214,7 +214,7 @@ class Balanced(Wrapper):
         losses = self._read(answer, None)
         reached = set(leaves_of(losses.values))
         if not reached or reached - set(self._parameters()):  # a backward pass leaves gradients in the others as well
-            self.combine(answer).backward()  # type: ignore[no-untyped-call]
+            run_backward(self.combine(answer))
             self.step()
             return detached(answer)
         answer, batch = detached(answer), self._micro_batch(losses, None)

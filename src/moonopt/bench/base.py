@@ -228,6 +228,10 @@ class Benchmark(ABC):
         """Fetch the data into a folder, from where they are published."""
         raise UserError(f"There is nothing to fetch for {self.name}: its data are {self.data_note}.")
 
+    def is_made_up(self, folder: Path) -> bool:
+        """Whether the data in a folder are those of ``make``."""
+        return False
+
     def make(self, folder: Path, count: int | None = None, seed: int = 0) -> None:
         """Write made-up data into a folder, in the format of the real ones: so many examples, or a few."""
         raise UserError(f"There is nothing to make up for {self.name}: its data are {self.data_note}.")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from moonopt.bench.base import Benchmark, Splits, Tensors
 from moonopt.bench.data import celeba, faces
+from moonopt.bench.data.made_up import is_marked, mark
 from moonopt.bench.metrics import Metric
 from moonopt.bench.models.celeba_cnn import FaceCNN
 from moonopt.bench.models.heads import LOGISTIC, mean_losses
@@ -87,6 +88,10 @@ class CelebA(Benchmark):
 
     def make(self, folder: Path, count: int | None = None, seed: int = 0) -> None:
         faces.make_faces(folder / celeba.FOLDER, faces.COUNT if count is None else count, seed)
+        mark(folder / celeba.FOLDER)
+
+    def is_made_up(self, folder: Path) -> bool:
+        return is_marked(folder / celeba.FOLDER)
 
 
 class CelebaCNN(CelebA):

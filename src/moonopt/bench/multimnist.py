@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from moonopt.bench.base import Splits, Tensors
 from moonopt.bench.data import idx, mnist, segments
+from moonopt.bench.data.made_up import is_marked, mark
 from moonopt.bench.paper import MULTIMNIST
 from moonopt.bench.two_digits import CLASSES, TwoDigits, overlaid
 from moonopt.errors import UserError
@@ -113,6 +114,10 @@ class MultiMNIST(TwoDigits):
         parts = [values for each in counts for values in segments.digits(each, generator)]
         for file, values in zip(mnist.SHA256, parts, strict=True):
             idx.write_idx(place / f"{file}.gz", values)
+        mark(place)
+
+    def is_made_up(self, folder: Path) -> bool:
+        return is_marked(folder / mnist.FOLDER)
 
     def _pairs(self, split: str, images: Tensor, labels: Tensor, generator: torch.Generator) -> "Pictures":
         """Pairs of the digits of a split. Fewer pairs than digits are the first of as many as there are digits."""

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from moonopt.bench.base import Benchmark, Published, Splits
 from moonopt.bench.data import scenes, scenes_made_up
+from moonopt.bench.data.made_up import is_marked, mark
 from moonopt.bench.data.scenes import Layout
 from moonopt.bench.data.scenes_metrics import (
     CONVENTIONS,
@@ -62,6 +63,7 @@ class SceneBenchmark(Benchmark):
 
     layout: ClassVar[Layout]
     made_up_size: ClassVar[tuple[int, int]]  # height and width
+    files: ClassVar[str] = "the npy files of MTAN's archive"
     reference: ClassVar[Mapping[str, float]]  # metrics of single-task learning that the headline is relative to
     headline = RELATIVE.name
     evaluation_batch = 64  # a fifth of a GB at the size of the published images
@@ -123,7 +125,7 @@ class SceneBenchmark(Benchmark):
     def missing(self, folder: Path) -> str | None:
         if (absent := scenes.missing(self._tree(folder), self.layout)) is None:
             return None
-        return f"{absent} Put the npy files of MTAN's archive there, or make some up with `moonopt data make {self.name}`."
+        return f"{absent} Put {self.files} there, or make some up with `moonopt data make {self.name}`."
 
     def verify(self, folder: Path) -> None:
         if (absent := self.missing(folder)) is not None:
@@ -134,6 +136,10 @@ class SceneBenchmark(Benchmark):
         """Write ``count`` made-up training scenes and half as many to test on, of a size (height, width)."""
         many = MADE_UP if count is None else count
         scenes_made_up.make_scenes(self._tree(folder), self.layout, many, seed, size or self.made_up_size)
+        mark(self._tree(folder))
+
+    def is_made_up(self, folder: Path) -> bool:
+        return is_marked(self._tree(folder))
 
     def _tree(self, folder: Path) -> Path:
         """The folder with the splits: the one that ``data.folder`` names, or the data folder itself if it has them."""
@@ -181,6 +187,7 @@ class NYUv2Small(NYUv2):
     }
     published = None
     data_note = "npy files of scenes of 96 x 128 pixels"
+    files = "npy files of NYU-v2's scenes, a fifth as high and wide,"
 
 
 def predicted(model: nn.Module, image: Tensor) -> dict[str, Tensor]:

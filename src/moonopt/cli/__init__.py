@@ -54,7 +54,8 @@ from moonopt.runs.compare import Comparison, Plan, compare as compare_cells, mak
 from moonopt.runs.engines import Outcome
 from moonopt.runs.export import export as export_runs
 from moonopt.runs.interrupt import Stop, stopping
-from moonopt.runs.report.reading import Run, read_runs
+from moonopt.runs.provenance import versions
+from moonopt.runs.report.reading import TRIALS, Run, read_runs
 from moonopt.runs.report.study import studies
 from moonopt.runs.report.tables import check_reference, results_table
 from moonopt.runs.run import CHECKPOINT_SECONDS, RunFailedError, run_cell
@@ -73,6 +74,19 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 
 MEASUREMENTS = ("polar", "step", "tasks", "balance", "molecules", "faces", "loading", "memory", "language", "sampling")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        out.print(", ".join(f"{package} {version}" for package, version in versions().items()), highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _general(
+    asked: Annotated[bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the versions.")] = False,
+) -> None:
+    """Options without a command."""
 
 
 def main() -> None:
@@ -97,7 +111,8 @@ def list_all(data: DataFolder = None) -> None:
     for name in BENCHMARKS:
         bench = find(name)()
         missing = bench.missing(folder)
-        here = Text("here", "green") if missing is None else Text("not here", "yellow")
+        made_up = missing is None and bench.is_made_up(folder)
+        here = Text("made up" if made_up else "here", "green") if missing is None else Text("not here", "yellow")
         table.add_row(name, str(len(bench.tasks)), here, f"{bench.title} ({bench.data_note})")
     out.print(table)
     plain = [method for method in METHODS if "+" not in method]
@@ -214,7 +229,7 @@ def tune(
     amp: Amp = False,
     compile: Compile = False,  # noqa: A002 - the option's name
     tf32: Tf32 = False,
-    out_folder: Out = DEFAULT_OUT / "tune",
+    out_folder: Out = DEFAULT_OUT / TRIALS,
     data: DataFolder = None,
     overwrite: Overwrite = False,
     engine: EngineName = "local",
@@ -234,7 +249,7 @@ def tune(
     print_trials(out, tuned)
     path = file or next(iter(comparison.cells)).folder(out_folder).parents[1] / "tuned.json"
     write_json(path, tuned | {"command": repeating(sys.argv[1:])})
-    out.print(f"\nUse it with: moonopt compare {benchmark} --tuned {path}", soft_wrap=True, highlight=False)
+    out.print(f"\nUse it with: moonopt compare {benchmark} --methods {methods} --tuned {path}", soft_wrap=True, highlight=False)
     _exit_if_failed(comparison, out_folder)
 
 

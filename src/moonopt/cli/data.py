@@ -20,7 +20,7 @@ def data_list(data: DataFolder = None) -> None:
     table = grid("benchmark", "data", "from")
     for name in BENCHMARKS:
         bench = find(name)()
-        table.add_row(name, bench.missing(folder) or "here", bench.data_note)
+        table.add_row(name, bench.missing(folder) or ("made up" if bench.is_made_up(folder) else "here"), bench.data_note)
     out.print(table)
 
 

@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -21,7 +22,7 @@ import torch
 
 from moonopt.errors import UserError
 from moonopt.runs.cell import Cell
-from moonopt.runs.interrupt import Stop, stopping
+from moonopt.runs.interrupt import Stop, stopping, without_interrupts
 from moonopt.runs.run import CHECKPOINT_SECONDS, RunFailedError, run_cell
 from moonopt.runs.train import InterruptedRun
 
@@ -67,6 +68,8 @@ def local(jobs: Sequence[Job], at_once: int, stop: Stop, tell: Tell) -> Iterator
     """Processes on this machine. Once asked to stop, it lets the running ones write their checkpoints and starts no more."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
+    with without_interrupts():  # which would hit the server while it imports torch
+        forkserver.ensure_running()
     threads = max(1, torch.get_num_threads() // at_once)
     waiting = list(enumerate(jobs))[::-1]
     running: dict[Connection, _Worker] = {}

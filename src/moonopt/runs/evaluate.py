@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from moonopt.bench import Benchmark, Data
+from moonopt.errors import UserError
 from moonopt.runs.reproducible import generator_of
 from moonopt.tasks.gradients import gram_matrix, shared_by, task_gradients
 from moonopt.tasks.kernels import plain_kernels
@@ -30,6 +31,11 @@ def metrics_of(bench: Benchmark, model: nn.Module, data: Data, device: torch.dev
     """Every metric over all examples."""
     with eval_mode(model):
         found = bench.evaluate(model, _all_batches(data, bench.evaluation_batch, device))
+    absent = [metric.name for metric in bench.metrics if metric.name not in found]
+    if absent:
+        raise UserError(
+            f"evaluate of {bench.name} must return all its metrics: {', '.join(absent)} missing, found {', '.join(found)}."
+        )
     return {metric.name: float(found[metric.name]) for metric in bench.metrics}
 
 

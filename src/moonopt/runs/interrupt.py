@@ -42,3 +42,13 @@ def stopping(*signals: int, patient: bool = False) -> Iterator[Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Processes that are started here never get SIGINT; nor does this one, meanwhile."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

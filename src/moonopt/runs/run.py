@@ -11,7 +11,7 @@ from moonopt.runs.cell import Cell
 from moonopt.runs.interrupt import Stop
 from moonopt.runs.reproducible import deterministic
 from moonopt.runs.store import ERROR, RunFolder, State, writing
-from moonopt.runs.train import InterruptedRun, Tell, Training
+from moonopt.runs.train import InterruptedRun, Tell, Training, find_device
 from moonopt.tasks.modes import multiplying
 
 CHECKPOINT_SECONDS = 60.0
@@ -51,6 +51,7 @@ def run_cell(
         if state is State.DONE:
             return folder.result() or {}
         if state is State.OTHER:
+            find_device(cell.machine.device)  # a device that is not there is no reason to overwrite a run
             raise folder.other_settings(cell)
         if state is State.UNFINISHED and not go_on:
             raise UserError(
@@ -78,4 +79,12 @@ def run_cell(
             except Exception as error:
                 with writing(folder.path / ERROR):
                     (folder.path / ERROR).write_text(traceback.format_exc())
-                raise RunFailedError(one_sentence(error)) from error
+                raise RunFailedError(one_sentence(error) + _hint(error, cell)) from error
+
+
+def _hint(error: Exception, cell: Cell) -> str:
+    """How a setting that an error names is given to a run."""
+    if 'nonfinite="skip"' not in str(error):
+        return ""
+    section = "method" if "method.nonfinite" in cell.settings else "optimizer"
+    return f" Here that is --set {section}.nonfinite=skip."

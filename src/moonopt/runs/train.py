@@ -60,13 +60,14 @@ class Training:
 
     def __init__(self, cell: Cell, data_folder: Path) -> None:
         self.cell, settings = cell, cell.settings
-        self.device = _device(cell.machine.device)
+        self.device = find_device(cell.machine.device)
         self.bench = find(cell.benchmark)(settings)
         self.bench.check(cell.method)
         missing = self.bench.missing(data_folder)
         if missing is not None:
             raise UserError(missing)
         self.splits: Splits = self.bench.load(data_folder, cell.seed).to(self.device)
+        self.made_up = self.bench.is_made_up(data_folder)
         _check_not_empty(self.splits)
         self.before_mb = resident_mb()
         self.model = self.bench.model().to(self.device)
@@ -284,6 +285,7 @@ class Training:
             "hardware": hardware(self.device),
             "command": f"OMP_NUM_THREADS={torch.get_num_threads()} {self.cell.command}",
             "commit": ", ".join(progress.commits) or None,
+            **({"made_up_data": True} if self.made_up else {}),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 
@@ -298,12 +300,15 @@ def _check_not_empty(splits: Splits) -> None:
             raise UserError(f"The {name} data have no examples.")
 
 
-def _device(name: str) -> torch.device:
+def find_device(name: str) -> torch.device:
+    """The device of a name; ``UserError`` where there is none."""
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"Device {name!r} is not there: {str(error).splitlines()[0]}") from error
+        raise UserError(
+            f"Device {name!r} is not there: expected cpu, cuda, or cuda:1 for the second GPU. {str(error).splitlines()[0]}"
+        ) from error
     return device
 
 

@@ -79,7 +79,7 @@ class TaskOptimizer(Optimizer):
     def _differentiate(self, closure: Closure, args: tuple[Any, ...]) -> Any:
         """Leave the gradients of the combined losses in the parameters; the losses come back without their graph."""
         loss, answer = self._combine(closure, args, None)
-        loss.backward()  # type: ignore[no-untyped-call]
+        run_backward(loss)
         return detached(answer)
 
     def _combine(
@@ -152,3 +152,12 @@ def _users_level() -> int:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
         frame, level = frame.f_back, level + 1
     return level
+
+
+def run_backward(loss: Tensor) -> None:
+    """Its backward pass; a clear error where it has no graph."""
+    if not loss.requires_grad:
+        raise RuntimeError(
+            "The losses do not depend on anything that is trained: were they detached, or computed under torch.no_grad()?"
+        )
+    loss.backward()  # type: ignore[no-untyped-call]

@@ -1,6 +1,7 @@
 """Runs are read from folders of any level; what is broken is named."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,17 @@ def test_a_root_a_benchmark_and_a_run_are_read(make_run, toy_metrics):
 def test_a_run_that_several_paths_reach_is_read_once(make_run, toy_metrics):
     folder = make_run("moon", 0, toy_metrics("moon", 0))
     assert len(read_runs([folder.parents[2], folder, folder.parent / "." / "seed0"])) == 1
+
+
+def test_trials_of_tuning_count_where_their_folder_is_given(make_run, toy_metrics, tmp_path):
+    folder = make_run("moon", 0, toy_metrics("moon", 0))
+    root = folder.parents[2]
+    shutil.copytree(root / "toy", root / "tune" / "toy")
+    assert [run.source for run in read_runs([root])] == [folder]
+    assert [run.source for run in read_runs([root / "tune"])] == [root / "tune" / folder.relative_to(root)]
+    shutil.copytree(root / "toy", tmp_path / "only" / "tune" / "toy")
+    with pytest.raises(UserError, match=r"has no runs.* Trials of moonopt tune count where their folder tune is given"):
+        read_runs([tmp_path / "only"])
 
 
 def test_a_path_without_runs_is_refused(tmp_path):

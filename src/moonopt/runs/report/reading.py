@@ -13,6 +13,9 @@ from moonopt.runs.store import CONFIG, ERROR, METRICS, RESULT, read_json
 
 Line = Mapping[str, Any]
 
+#: The folder of the trials of ``moonopt tune`` among other runs: they are no part of a study.
+TRIALS = "tune"
+
 
 @dataclass(frozen=True)
 class Run:
@@ -42,12 +45,18 @@ class Run:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """The runs in folders of any level (RUNS, a benchmark, a run) and in exports (a folder or a file), each once."""
+    """The runs in folders of any level (RUNS, a benchmark, a run) and in exports (a folder or a file), each once.
+
+    Trials of tuning, in a folder "tune", are left out, unless that folder is what was given.
+    """
     runs: dict[tuple[Path, int], Run] = {}
     for path in map(Path, paths):
         found = list(_runs_in(path))
         if not found:
-            raise UserError(f"{path} has no runs: expected folders with a {CONFIG}, or files that moonopt export wrote.")
+            trials = f" Trials of moonopt tune count where their folder {TRIALS} is given." if (path / TRIALS).is_dir() else ""
+            raise UserError(
+                f"{path} has no runs: expected folders with a {CONFIG}, or files that moonopt export wrote.{trials}"
+            )
         for run in found:
             runs[run.source.resolve(), run.seed] = run
     return list(runs.values())
@@ -60,13 +69,17 @@ def _runs_in(path: Path) -> Iterator[Run]:
             raise UserError(f"{path} is not a file that moonopt export wrote; of a run, give its folder.")
         yield from _exported(path, content)
     elif path.is_dir():
-        folders = {found.parent for name in (CONFIG, METRICS, RESULT, ERROR) for found in path.rglob(name)}
+        folders = {found.parent for name in (CONFIG, METRICS, RESULT, ERROR) for found in _below(path, name)}
         yield from map(_run_in_folder, sorted(folders, key=_natural))
-        for file in sorted(path.rglob("*.json"), key=_natural):
+        for file in sorted(_below(path, "*.json"), key=_natural):
             if file.parent not in folders and _is_export(content := _any_json(file)):
                 yield from _exported(file, content)
     else:
         raise UserError(f"There is no {path}: expected a folder of runs, a run, or an export.")
+
+
+def _below(path: Path, name: str) -> Iterator[Path]:
+    return (found for found in path.rglob(name) if TRIALS not in found.relative_to(path).parts)
 
 
 def _run_in_folder(folder: Path) -> Run:

@@ -55,7 +55,7 @@ def results_table(study: Study, reference: str | None = None) -> Table:
         rows.append(TableRow(row.label, entries, len(row.outcomes)))
     rows = _with_best(rows, [index for index, row in enumerate(study.rows) if not row.is_single], metrics)
     notes = _notes(study, about_delta, any(entry.best for row in rows for entry in row.entries))
-    if study.benchmark.published is not None:
+    if study.benchmark.published is not None and not _on_made_up_data(study):
         rows = _with_published(rows, [row.method for row in study.rows], study.benchmark.published, metrics)
     rows = [replace(row, entries=[*row.entries, _seeds(row)]) for row in rows]
     columns = [Column(metric.heading, metric.higher) for metric in metrics]
@@ -196,9 +196,16 @@ def _notes(study: Study, about_delta: Sequence[str], has_best: bool) -> list[str
     notes += about_delta
     notes += made_differently(runs)
     published = study.benchmark.published
-    if published is not None:
+    if _on_made_up_data(study):
+        notes.append("The data were made up by `moonopt data make`: no number here can be set beside a published one.")
+    elif published is not None:
         notes.append(f"Rows marked as the paper's are copied from {published.source}, its Δm with its own reference.")
     return notes + left_out
+
+
+def _on_made_up_data(study: Study) -> bool:
+    runs = [run for row in study.rows for outcome in row.outcomes for run in outcome.runs]
+    return any((run.result or {}).get("made_up_data") for run in runs)
 
 
 def _rule(selection: str) -> str:
