@@ -498,3 +498,13 @@ def test_a_balancer_may_use_inner_products_and_evaluate_again(two_heads, batch):
 )
 def test_adam_is_fused_unless_another_form_is_asked_for(settings, fused):
     assert build("ls", nn.Linear(2, 2), 2, optimizer=settings).param_groups[0]["fused"] is fused
+
+
+@pytest.mark.parametrize(("engine", "text"), [("stored", "sparse=False"), ("batched", 'use engine="stored"')])
+@pytest.mark.parametrize("name", ["mgda", "graddrop"])
+def test_sparse_gradients_are_told(name, engine, text):
+    model = nn.ModuleList([nn.Embedding(5, 4, sparse=True), nn.Linear(4, 1), nn.Linear(4, 1)])
+    optimizer = build(name, model, 2, engine=engine)
+    embedding, *heads = model
+    with pytest.raises(RuntimeError, match="sparse=False" if name == "graddrop" else text):
+        optimizer.minimize(lambda: [head(embedding(torch.arange(5))).square().mean() for head in heads])

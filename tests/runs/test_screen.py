@@ -146,9 +146,9 @@ def test_a_reference_of_zero_gives_no_delta_m_and_no_error():
     assert screen.shown_metrics(screen.rows[3]) == "mean 0.25"
 
 
-def live(cells, height=24):
+def live(cells, height=24, width=160):
     stream = io.StringIO()
-    console = Console(file=stream, force_terminal=True, width=160, height=height, color_system=None)
+    console = Console(file=stream, force_terminal=True, width=width, height=height, color_system=None)
     screen = LiveScreen(console)
     return screen, console, stream
 
@@ -166,11 +166,29 @@ def test_the_live_table_has_method_seed_epoch_losses_metrics_and_time_left():
             console.print(screen._table())
     text = captured.get()
     row = next(line for line in text.splitlines() if "moon,optimizer.lr=0.5" in line)
-    assert re.search(r"moon,optimizer.lr=0.5 +0 .* 1.0/4 +a 1  b \?  c 3 +mean 0.5 +0:00", row)
+    assert re.search(r"method +seed +epoch +losses +mean +time left", text)
+    assert re.search(r"moon,optimizer.lr=0.5 +0 .* 1.0/4 +a 1  b \?  c 3 +0.5 +0:00", row)
     assert re.search(r"ls +1 .*failed", text)
     assert "waiting" in text
-    assert "0 of 3 cells done" in text
+    assert "0 of 3 runs done" in text
     assert "KeyError: [red]left[/]" in stream.getvalue()  # no markup
+
+
+def test_what_all_cells_share_is_said_once_and_a_narrow_terminal_leaves_losses_out():
+    cells = [cell(method, seed=seed, train__epochs=3) for method in ("moon", "nash-mtl+muon") for seed in (0, 1)]
+    screen, console, _ = live(cells, width=80)
+    with screen:
+        screen.begin(cells)
+        for number in range(4):
+            screen.record(number, START)
+            screen.record(number, train(6))
+            screen.record(number, evaluation(6))
+        with console.capture() as captured:
+            console.print(screen._table())
+    text = captured.get()
+    assert "losses" not in text
+    assert re.search(r"nash-mtl\+muon +1 .* 1.0/4 +0.5 +0:00", text)
+    assert "0 of 4 runs done; all with train.epochs=3" in text
 
 
 def test_a_small_terminal_shows_running_cells_first():

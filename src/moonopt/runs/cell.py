@@ -59,7 +59,12 @@ class Cell:
     @property
     def label(self) -> str:
         """The method with its overrides, sorted: "moon,optimizer.lr=0.01"."""
-        return ",".join([self.method, *(f"{key}={word(value)}" for key, value in sorted(self.overrides.items()))])
+        return ",".join([self.method, *self.words])
+
+    @property
+    def words(self) -> list[str]:
+        """The overrides, sorted: "optimizer.lr=0.01"."""
+        return [f"{key}={word(value)}" for key, value in sorted(self.overrides.items())]
 
     @property
     def name(self) -> str:

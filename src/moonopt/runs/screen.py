@@ -16,6 +16,8 @@ from moonopt.runs.single import STL, is_single, task_of, without_task
 
 #: More task losses than this are shown as their mean.
 SHOWN_LOSSES = 3
+#: In a narrower terminal, losses are left out of the live table.
+WIDE = 110
 
 
 @contextlib.contextmanager
@@ -87,9 +89,11 @@ class _Board:
 
     def __init__(self) -> None:
         self.rows: list[Progress] = []
+        self.shared: list[str] = []  # overrides of all cells
 
     def begin(self, cells: Sequence[Cell]) -> None:
         self.rows = [Progress(cell) for cell in cells]
+        self.shared = [each for each in cells[0].words if all(each in cell.words for cell in cells)]
         self.bench = find(cells[0].benchmark)
 
     def shown_metrics(self, row: Progress) -> str:
@@ -201,23 +205,30 @@ class LiveScreen(_Board):
         from rich.table import Table
         from rich.text import Text
 
+        def cells(row: Progress) -> dict[str, Any]:
+            left, drop, metric = row.seconds_left, self._delta(row), self.bench.headline
+            completed = row.steps if row.status == "done" else row.step
+            return {
+                "method": Text(",".join([row.cell.method, *(each for each in row.cell.words if each not in self.shared)])),
+                "seed": str(row.cell.seed),
+                "": ProgressBar(total=max(row.steps, 1), completed=completed, width=12),
+                "epoch": f"{row.epoch:.1f}/{row.epochs}" if row.epochs else "",
+                "losses": row.shown_losses() if self._console.width >= WIDE else "",
+                metric: _short(row.metrics[metric]) if metric in row.metrics else "",
+                "Δm (%)": "" if drop is None else f"{drop:+.2f}",
+                "time left": _duration(left) if left is not None else Text(row.status, style=_STYLES.get(row.status, "")),
+            }
+
+        shown = [cells(row) for row in _most_telling(self.rows, max(3, self._console.height - 4))]
+        empty = {heading for heading in ("losses", "Δm (%)") if not any(each[heading] for each in shown)}
+        headings = [heading for heading in (shown[0] if shown else ()) if heading not in empty]
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        for heading in ("method", "seed", "", "epoch", "losses", "test", "time left"):
-            table.add_column(heading, no_wrap=True)
-        height = max(3, self._console.height - 4)
-        for row in _most_telling(self.rows, height):
-            left = row.seconds_left
-            table.add_row(
-                Text(row.cell.label),
-                str(row.cell.seed),
-                ProgressBar(total=max(row.steps, 1), completed=row.steps if row.status == "done" else row.step, width=12),
-                f"{row.epoch:.1f}/{row.epochs}" if row.epochs else "",
-                row.shown_losses(),
-                self.shown_metrics(row),
-                _duration(left) if left is not None else Text(row.status, style=_STYLES.get(row.status, "")),
-            )
-        done = sum(row.status == "done" for row in self.rows)
-        table.caption = f"{done} of {len(self.rows)} cells done"
+        for heading in headings:
+            table.add_column(heading, no_wrap=True, min_width=None if heading in ("method", "losses") else len(heading))
+        for each in shown:
+            table.add_row(*(each[heading] for heading in headings))
+        done, alike = sum(row.status == "done" for row in self.rows), ", ".join(self.shared)
+        table.caption = f"{done} of {len(self.rows)} runs done" + (f"; all with {alike}" if alike else "")
         return table
 
 

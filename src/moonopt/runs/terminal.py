@@ -12,6 +12,8 @@ from moonopt.runs.report.tables import Table
 
 #: Of metrics: more do not fit side by side. Summaries come first.
 MOST_COLUMNS = 14
+#: Up to this width, names of methods are not broken.
+UNBROKEN = 24
 
 
 def grid(*headings: str) -> Grid:
@@ -28,19 +30,21 @@ def print_results(console: Console, table: Table) -> None:
     kept = [index for index in range(last + 1) if last <= MOST_COLUMNS or index < MOST_COLUMNS or index == last]
     shown = grid(table.corner, *(table.columns[index].heading for index in kept))
     star = "" if console.is_terminal else " *"
+    labels = [f"{row.label} (paper)" if row.published else row.label for row in table.rows]
+    shown.columns[0].min_width = min(UNBROKEN, max(map(len, labels), default=0))
     for column in shown.columns[1:]:
         column.justify = "right"
-    for row in table.rows:
+    for row, label in zip(table.rows, labels, strict=True):
         chosen = [row.entries[index] for index in kept]
         entries = [Text(entry.text + star * entry.best, "bold" if entry.best else "") for entry in chosen]
-        label = f"{row.label} (paper)" if row.published else row.label
         shown.add_row(Text(label), *entries, style="dim" if row.published else "")
     console.print()
     console.print(Text(table.title, "bold"))
     console.print(shown)
     left_out = len(table.columns) - len(kept)
     for note in [*table.notes, *([f"{left_out} more columns are in the report."] if left_out else [])]:
-        console.print(Text(note, "dim"), soft_wrap=True)
+        told = note.replace("The best mean is bold", "The best mean has a *") if star else note
+        console.print(Text(told, "dim"), soft_wrap=True)
 
 
 def print_trials(console: Console, tuned: Mapping[str, Any]) -> None:
@@ -54,6 +58,7 @@ def print_trials(console: Console, tuned: Mapping[str, Any]) -> None:
         values = [str(row["settings"].get(key, "")) for key in keys]
         shown.add_row(row["method"], *values, score + mark, style="bold" if chosen else "")
     console.print(shown)
-    console.print(f"score: {tuned['score']}; the chosen ones are bold", soft_wrap=True, highlight=False)
+    marked = "are bold" if console.is_terminal else "have a *"
+    console.print(f"score: {tuned['score']}; the chosen ones {marked}", soft_wrap=True, highlight=False)
     for note in tuned["notes"]:
         console.print(note, style="yellow", soft_wrap=True, highlight=False)

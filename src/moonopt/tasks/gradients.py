@@ -54,7 +54,7 @@ def _batched(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Seq
     try:
         stacks = torch.autograd.grad(values, parameters, one_each, retain_graph=True, is_grads_batched=True, allow_unused=True)
     except RuntimeError as error:
-        if not any(words in str(error) for words in ("vmap", "Batching rule")):  # torch's own refusals
+        if not any(words in str(error) for words in ("vmap", "Batching rule", "Sparse")):  # torch's own refusals
             raise
         raise RuntimeError('A backward pass of this model cannot be for several tasks at once: use engine="stored".') from error
     used = depends_on(losses, parameters)
@@ -205,6 +205,8 @@ def without_hooks(parameters: Sequence[Tensor]) -> Iterator[None]:
 
 
 def _unscaled(row: Sequence[Tensor | None]) -> list[Tensor | None]:
+    if any(each is not None and each.is_sparse for each in row):
+        raise RuntimeError("Sparse gradients are not supported among task gradients: build the embedding with sparse=False.")
     found = [each.to(torch.promote_types(each.dtype, torch.float32)) for each in row if each is not None]
     divided = iter(torch._foreach_div(found, GRADIENT_SCALE) if found else ())
     return [None if each is None else next(divided) for each in row]
