@@ -281,7 +281,7 @@ class MOON(Muon):
 
     def _note_losses(self, batches: Sequence[MicroBatch]) -> None:
         if not batches:
-            self._warn_once("step() without combine(): the matrices have moved, but the task weights were left alone.")
+            self._warn_once("step() without combine() and its backward(): matrices have moved, task weights were left alone.")
             return
         presences = [batch.present for batch in batches]
         losses = mean_by_task([batch.before for batch in batches], presences, self.param_groups[0]["logits"])
