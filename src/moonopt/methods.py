@@ -150,11 +150,11 @@ def known_settings(name: str, protocol: Protocol = "paper") -> dict[str, inspect
 
 def _section(name: str, takes: type) -> dict[str, inspect.Parameter]:
     parameters = inspect.signature(takes, eval_str=True).parameters
-    return {f"{name}.{key}": parameter for key, parameter in parameters.items() if key not in _GIVEN}
+    return {f"{name}.{key}": parameter for key, parameter in parameters.items() if key not in (*_GIVEN, "shared")}
 
 
-#: What is no setting: ``build`` gives it.
-_GIVEN = ("params", "tasks", "balancer", "optimizer", "module", "shared")
+#: What ``build`` gives. ``shared``, which are parameters, a user may give, but it is no setting.
+_GIVEN = ("params", "tasks", "balancer", "optimizer", "module")
 
 
 def _check_optimizer(kind: type, settings: object, options: Mapping[str, Any]) -> None:
@@ -172,9 +172,7 @@ def _check_optimizer(kind: type, settings: object, options: Mapping[str, Any]) -
 
 
 def _check_settings(settings: Mapping[str, Any], of: type, what: str) -> None:
-    known = [
-        name for name in inspect.signature(of).parameters if name not in ("params", "tasks", "balancer", "optimizer", "module")
-    ]
+    known = [name for name in inspect.signature(of).parameters if name not in _GIVEN]
     for name in settings:
         if name not in known:
             raise ValueError(unknown_name(name, known, what))

@@ -79,8 +79,8 @@ class Cell:
     def command(self) -> str:
         """What repeats the run."""
         words = ["moonopt", "run", self.benchmark, "--method", self.method, "--seed", str(self.seed)]
-        for key, value in sorted(self.overrides.items()):
-            words += ["--set", f"{key}={word(value)}"]
+        for each in self.words:
+            words += ["--set", each]
         words += [] if self.machine.device == "cpu" else ["--device", self.machine.device]
         words += ["--amp"] if self.machine.amp else []
         words += ["--compile"] if self.machine.compile else []
@@ -119,6 +119,15 @@ def cell_of(config: Mapping[str, Any], source: Path) -> Cell:
 def word(value: Any) -> str:
     """A value as ``--set`` reads it."""
     return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def in_all(several: Sequence[Sequence[str]]) -> list[str]:
+    """What stands in all of them, in the order of the first.
+
+    >>> in_all([["a", "b", "c"], ["c", "a"]])
+    ['a', 'c']
+    """
+    return [each for each in several[0] if all(each in other for other in several)]
 
 
 #: File systems allow 255 bytes for a name.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from moonopt.bench import Benchmark, find
-from moonopt.runs.cell import Cell
+from moonopt.runs.cell import Cell, in_all
 from moonopt.runs.compare import Screen
 from moonopt.runs.engines import Outcome
 from moonopt.runs.report.delta import Reference, published_reference, single_reference, why_unusable
@@ -93,7 +93,7 @@ class _Board:
 
     def begin(self, cells: Sequence[Cell]) -> None:
         self.rows = [Progress(cell) for cell in cells]
-        self.shared = [each for each in cells[0].words if all(each in cell.words for cell in cells)]
+        self.shared = in_all([cell.words for cell in cells])
         self.bench = find(cells[0].benchmark)
 
     def shown_metrics(self, row: Progress) -> str:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from moonopt.runs.report.tables import Table
+from moonopt.runs.report.tables import BEST, Table
 
 #: Of metrics: more do not fit side by side. Summaries come first.
 MOST_COLUMNS = 14
@@ -43,7 +43,7 @@ def print_results(console: Console, table: Table) -> None:
     console.print(shown)
     left_out = len(table.columns) - len(kept)
     for note in [*table.notes, *([f"{left_out} more columns are in the report."] if left_out else [])]:
-        told = note.replace("The best mean is bold", "The best mean has a *") if star else note
+        told = note.replace(BEST, "The best mean has a *") if star else note
         console.print(Text(told, "dim"), soft_wrap=True)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from moonopt.bench import Benchmark, Metric, find
 from moonopt.errors import UserError, unknown_name
 from moonopt.methods import BALANCERS
-from moonopt.runs.cell import word
+from moonopt.runs.cell import in_all, word
 from moonopt.runs.report.reading import Line, Run, read_runs
 from moonopt.runs.single import is_single, task_of, without_task
 
@@ -61,6 +61,16 @@ class Study:
     shared: Sequence[str] = ()
 
     @property
+    def runs(self) -> list[Run]:
+        """Those that its rows are made of."""
+        return [run for row in self.rows for outcome in row.outcomes for run in outcome.runs]
+
+    @property
+    def on_made_up_data(self) -> bool:
+        """Whether a run was, so that nothing here can be set beside published numbers."""
+        return any((run.result or {}).get("made_up_data") for run in self.runs)
+
+    @property
     def tasks(self) -> list[str]:
         """The names of the tasks, in the order in which runs have them."""
         return list(dict.fromkeys(task for row in self.rows for outcome in row.outcomes for task in outcome.tasks))
@@ -101,8 +111,7 @@ def _shared(runs: Sequence[Run]) -> list[str]:
     """The overrides that all rows have, if there are several rows. What is left of their labels still differs."""
     if len({row_label(run) for run in runs}) == 1:
         return []
-    everywhere = set.intersection(*(set(_overrides(run)) for run in runs))
-    return [each for each in _overrides(runs[0]) if each in everywhere]
+    return in_all([_overrides(run) for run in runs])
 
 
 def _names(run: Run, shared: Collection[str]) -> tuple[str, str, str]:

@@ -25,6 +25,8 @@ __all__ = ["Column", "Entry", "Table", "TableRow", "check_reference", "results_t
 
 #: With more columns than this, summaries and Δm come first, where they are seen.
 MANY_METRICS = 10
+#: How the best of a column are marked, where there is bold.
+BEST = "The best mean is bold"
 
 
 def check_reference(name: str | None, bench: type[Benchmark], methods: Sequence[str]) -> None:
@@ -55,7 +57,7 @@ def results_table(study: Study, reference: str | None = None) -> Table:
         rows.append(TableRow(row.label, entries, len(row.outcomes)))
     rows = _with_best(rows, [index for index, row in enumerate(study.rows) if not row.is_single], metrics)
     notes = _notes(study, about_delta, any(entry.best for row in rows for entry in row.entries))
-    if study.benchmark.published is not None and not _on_made_up_data(study):
+    if study.benchmark.published is not None and not study.on_made_up_data:
         rows = _with_published(rows, [row.method for row in study.rows], study.benchmark.published, metrics)
     rows = [replace(row, entries=[*row.entries, _seeds(row)]) for row in rows]
     columns = [Column(metric.heading, metric.higher) for metric in metrics]
@@ -182,7 +184,7 @@ def _notes(study: Study, about_delta: Sequence[str], has_best: bool) -> list[str
     left_out = [f"Not in the table: {'; '.join(study.left_out)}."] if study.left_out else []
     if not study.rows:
         return ["No run is finished.", *left_out]
-    runs = [run for row in study.rows for outcome in row.outcomes for run in outcome.runs]
+    runs = study.runs
     rules = sorted({_rule(str((run.result or {}).get("selection", ""))) for run in runs} - {""})
     several = any(len(row.outcomes) > 1 for row in study.rows)
     notes = ["Mean ± sample standard deviation (ddof = 1) over seeds." if several else "One seed: no standard deviation."]
@@ -190,22 +192,17 @@ def _notes(study: Study, about_delta: Sequence[str], has_best: bool) -> list[str
     apart = (
         f" ({' and '.join(single)}, one model per task, {'do' if len(single) > 1 else 'does'} not compete)" if single else ""
     )
-    notes[0] += f" The best mean is bold{apart}." if has_best else ""
+    notes[0] += f" {BEST}{apart}." if has_best else ""
     notes += [f"All with {', '.join(study.shared)}."] if study.shared else []
     notes += [f"Which evaluation counts: {'; '.join(rules)}."] if rules else []
     notes += about_delta
     notes += made_differently(runs)
     published = study.benchmark.published
-    if _on_made_up_data(study):
+    if study.on_made_up_data:
         notes.append("The data were made up by `moonopt data make`: no number here can be set beside a published one.")
     elif published is not None:
         notes.append(f"Rows marked as the paper's are copied from {published.source}, its Δm with its own reference.")
     return notes + left_out
-
-
-def _on_made_up_data(study: Study) -> bool:
-    runs = [run for row in study.rows for outcome in row.outcomes for run in outcome.runs]
-    return any((run.result or {}).get("made_up_data") for run in runs)
 
 
 def _rule(selection: str) -> str:
