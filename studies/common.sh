@@ -12,6 +12,9 @@ measure() {
     wait $! && mv "$file.part" "$file"
 }
 
+# The rate that a file of `moonopt tune` has chosen for a method.
+chosen_rate() { sed -n '/"chosen"/,$p' "$1" | sed -n "/\"$2\": {/,/}/s/.*\"optimizer.lr\": *\([0-9.e-]*\).*/\1/p" | head -n 1; }
+
 # Checkpoints of finished cells, a hundred MB and more each.
 tidy() { find "$RUNS" -name result.json -execdir rm -f checkpoint.pt checkpoint.previous.pt best.pt ';'; }
 

@@ -2,14 +2,14 @@
 # NYU-v2's own scenes at 96 x 128 pixels (docs/scenes-and-faces.md). What is done is skipped, and what is half trained goes on: run it
 # again. After a SIGTERM, as of `timeout 500 studies/nyuv2.sh main`, it ends as soon as all runs have written their checkpoints.
 #   studies/nyuv2.sh speed | tune | main
-# By default DEVICE=cuda, JOBS=6 (the cells at once), RUNS=runs, TRIAL=20 (epochs of a trial), HELD_OUT=95 (scenes to tune on),
+# By default DEVICE=cuda, JOBS=6 (the cells at once), RUNS=runs, TRIAL=16 (epochs of a trial), HELD_OUT=95 (scenes to tune on),
 # PRECISION=--tf32 (or --amp), SPEED=results/speed (the folder of what the stage speed measures), GPU=h200 (the end of their names). MORE
 # has settings: MORE="--set model.width=24". It wants the scenes, unpacked, in $MOONOPT_DATA/nyuv2_96x128_tree.
 set -u
 . "$(dirname "$0")/common.sh"
 end_with_checkpoints
 BENCH=nyuv2-small
-DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-6} RUNS=${RUNS:-runs} TRIAL=${TRIAL:-20} HELD_OUT=${HELD_OUT:-95} PRECISION=${PRECISION:---tf32} MORE=${MORE:-}
+DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-6} RUNS=${RUNS:-runs} TRIAL=${TRIAL:-16} HELD_OUT=${HELD_OUT:-95} PRECISION=${PRECISION:---tf32} MORE=${MORE:-}
 SPEED=${SPEED:-results/speed} GPU=${GPU:-h200}
 export OMP_NUM_THREADS=1
 MUON=moon,muon,famo+muon
@@ -44,9 +44,9 @@ bench.make(Path(sys.argv[2]), 16, size=bench.layout.size)' $bench "$RUNS/made" &
         measure loading-$bench-moon-tf32 loading $bench --data "$RUNS/made" --method moon --products tf32
     done
     ;;
-tune) # four trials for every method; six epochs did not tell rates apart
-    tune 3 --methods $MUON --grid optimizer.lr=1e-2,3e-2 --grid optimizer.vector_lr=1e-3,3e-3 --file "$RUNS/tuned-muon.json"
-    tune 7 --methods $ONCE,$TWICE --grid optimizer.lr=1e-4,2e-4,5e-4,1e-3 --file "$RUNS/tuned-adam.json"
+tune) # three trials for every method; six epochs did not tell rates apart
+    tune 3 --methods $MUON --grid optimizer.lr=3e-3,1e-2,3e-2 --grid optimizer.vector_lr=2e-3 --file "$RUNS/tuned-muon.json"
+    tune 7 --methods $ONCE,$TWICE --grid optimizer.lr=1e-4,3e-4,1e-3 --file "$RUNS/tuned-adam.json"
     wait
     tidy
     ;;

@@ -4,8 +4,7 @@
 # Stages: speed, which wants the GPU to itself; tune, five rates for six rows; budget, three seeds of every method with EPOCHS epochs,
 # those that were not tuned at the rate of ls; beta, MOON with other values of it; protocol, the full 300 epochs. Plateaus have a patience scaled to the epochs.
 # METHODS=moon,ls restricts tune, budget and protocol; in it moon-log-auto is MOON with loss=log and beta=auto. SEEDS=1 or 0,2 are
-# other seeds than the first three, in protocol than the first. ENGINE=batched has the task gradients of the methods that need them in
-# one backward pass.
+# other seeds than the first three, in protocol than the first.
 # What is done is skipped, and what is half trained goes on: run it again. After a SIGTERM, as of `timeout 500 studies/qm9.sh budget`,
 # it ends as soon as all runs have written their checkpoints.
 set -u
@@ -33,7 +32,6 @@ short() { echo --set "train.epochs=$1" --set "train.schedule=plateau:0.7:$(( ($1
 method() {
     case $1 in
     moon-log-auto) echo --methods moon --set optimizer.beta=auto --set optimizer.loss=log ;;
-    mgda | pcgrad | cagrad | imtl-g | nash-mtl) echo --methods "$1" ${ENGINE:+--set method.engine=$ENGINE} ;;
     *) echo --methods "$1" ;;
     esac
 }
@@ -49,7 +47,7 @@ tuned() { # the benchmark's own rate where there is no file, and none of ls
     done
     for folder in "$RUNS" "$TUNED"; do
         if [[ $1 != moon* && $1 != *muon && -f $folder/tuned-ls.json ]]; then
-            echo --set "optimizer.lr=$(sed -n '/"chosen"/,/}/s/.*"optimizer.lr": *\([0-9.e-]*\).*/\1/p' "$folder/tuned-ls.json")" && return
+            echo --set "optimizer.lr=$(chosen_rate "$folder/tuned-ls.json" ls)" && return
         fi
     done
 }

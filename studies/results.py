@@ -19,8 +19,6 @@ Tuning = Mapping[str, Any]
 Speed = Mapping[str, Any]
 
 RATE, BETA, GAMMA, LOSS = "optimizer.lr", "optimizer.beta", "optimizer.gamma", "optimizer.loss"
-#: How task gradients are computed, which changes their rounding alone.
-ENGINE = "method.engine"
 #: MOON with log-losses and a beta that has no unit.
 LOG_AUTO: Changes = {BETA: "auto", LOSS: "log"}
 SEEDS = 3
@@ -51,7 +49,7 @@ class Results:
         """What is not as in the main table, and not as in all rows; a rate counts where another was chosen."""
         overrides = row.outcomes[0].runs[0].config["overrides"]
         own = {key: value for key, value in overrides.items() if f"{key}={word(value)}" not in self.study.shared}
-        changes = {key: value for key, value in own.items() if key not in (RATE, ENGINE, *self.given)}
+        changes = {key: value for key, value in own.items() if key not in (RATE, *self.given)}
         rate = setting(row, RATE)
         return changes if rate == self.chosen(row.method, changes, rate) else {**changes, RATE: rate}
 

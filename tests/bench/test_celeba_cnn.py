@@ -45,6 +45,15 @@ def test_images_that_the_pools_do_not_divide_lose_their_last_pixels(size):
     assert model(images)["a"].isfinite().all()
 
 
+def test_features_keep_their_channels_last():
+    model = FaceCNN(["a"], width=2)
+    seen = []
+    for module in model.convolutions:
+        module.register_forward_hook(lambda module, given, output: seen.append(output.stride()[1]))
+    model(torch.rand(2, 3, 16, 16))
+    assert seen == [1] * 10
+
+
 def test_every_head_belongs_to_its_task_alone():
     model = FaceCNN(["a", "b", "c"], width=2)
     outputs = model(torch.rand(4, 3, 16, 16))

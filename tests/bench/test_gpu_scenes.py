@@ -30,12 +30,18 @@ def folder(tmp_path_factory):
     return data
 
 
-def run(name, method, folder, root, amp):
+def run(name, method, folder, root, amp, **settings):
     """The result of a short run, and what was noted in it."""
     notes = []
-    cell = make_cell(name, method, 0, [("test", SHORT | TINY[name])], Machine("cuda", amp))
+    cell = make_cell(name, method, 0, [("test", SHORT | TINY[name] | settings)], Machine("cuda", amp))
     tell = lambda record: notes.append(record["text"]) if record["kind"] == "note" else None  # noqa: E731
     return run_cell(cell, root, folder, stop=Stop(), tell=tell), notes
+
+
+def test_one_task_alone_is_captured(folder, tmp_path):
+    result, notes = run("nyuv2", "stl", folder, tmp_path, amp=False, **{"balancer.task": "depth"})
+    assert not notes
+    assert {name for name, value in result["metrics"].items() if value is not None} == {"absolute error", "relative error"}
 
 
 @pytest.mark.parametrize(("method", "amp"), [("moon", False), ("moon", True), ("nash-mtl", False)])

@@ -1,6 +1,7 @@
 """Benchmarks nyuv2 and cityscapes on made-up scenes: splits, metrics, and short runs of a tiny network."""
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -125,6 +126,19 @@ def test_the_score_of_a_task_is_relative_to_its_published_metrics(bench):
     assert bench().score_of_task(worse, "segmentation") == 1
 
 
+def test_a_task_alone_has_a_network_without_the_others(bench, folder):
+    instance = bench(TINY)
+    splits = instance.load(folder, 0)
+    for task in bench.tasks:
+        model = instance.model_of_task(task)
+        assert list(model.heads) == list(model.encoder_attention) == list(model.decoder_attention) == [task]
+        assert list(instance.losses(model, whole(splits.train))) == [task]
+        found = instance.evaluate(model, [whole(splits.test)])
+        own = {metric.name for metric in bench.metrics if metric.task == task}
+        assert {name for name, value in found.items() if math.isfinite(value)} == own
+        assert math.isfinite(instance.score_of_task(found, task))
+
+
 def evaluated(bench, folder, size, **settings):
     """Metrics of an untrained model over batches of so many scenes."""
     instance = bench(TINY | settings)
@@ -246,8 +260,10 @@ def test_every_method_of_the_paper_makes_the_losses_fall(name, method, folder, t
 @pytest.mark.parametrize(("name", "task"), [(name, task) for name, bench in BENCHMARKS.items() for task in bench.tasks])
 def test_one_task_alone_is_learnt(name, task, folder, tmp_path, monkeypatch):
     settings = SHORT | {"optimizer.lr": 3e-3, "balancer.task": task}
-    losses, _ = run(BENCHMARKS[name], "stl", folder, tmp_path, monkeypatch, **settings)
+    losses, result = run(BENCHMARKS[name], "stl", folder, tmp_path, monkeypatch, **settings)
     assert losses[-1][task] < losses[0][task]
+    own = {metric.name for metric in BENCHMARKS[name].metrics if metric.task == task}
+    assert {metric for metric, value in result["metrics"].items() if value is not None} == own
 
 
 def test_a_run_with_the_same_seed_is_the_same(folder, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import json
 import os
 import re
 import sys
@@ -49,3 +50,11 @@ def with_python(folder, lines, **more):
     (folder / "python").chmod(0o755)
     places = {"PATH": f"{folder}:{os.environ['PATH']}", "RUNS": str(folder), "MOONOPT_DATA": str(folder)}
     return os.environ | places | more
+
+
+def with_tuned_faces(folder, rate=0.002):
+    """A folder of runs in which faces were tuned."""
+    tuned = {"chosen": {"famo": {"optimizer.lr": 0.1}, "ls": {"optimizer.lr": rate}}, "trials": [{"optimizer.lr": 0.3}]}
+    for network in ("celeba-cnn", "celeba-vit"):
+        (folder / f"tuned-{network}-adam.json").write_text(json.dumps(tuned, indent=2))
+    return folder

@@ -8,7 +8,7 @@ import subprocess
 from itertools import pairwise
 
 import pytest
-from study_pages import ECHO, ROOT, imported, moonopt, section, with_python
+from study_pages import ECHO, ROOT, imported, moonopt, section, with_python, with_tuned_faces
 
 from moonopt.errors import UserError
 from moonopt.runs.cell import make_cell
@@ -245,7 +245,7 @@ def test_scripts_wait_for_the_checkpoints_of_their_runs_when_they_are_told_to_st
     """A moonopt that is told to stop twice ends without one; sleep gets no signal, since none is for a group."""
     log = tmp_path / "log"
     lines = f"trap 'echo told >> {log}' TERM\necho begun >> {log}\nsleep 2\nsleep 0.5\necho checkpoint >> {log}"
-    environment = with_python(tmp_path, lines, JOBS=str(runs), SPEED=str(tmp_path / "speed"))
+    environment = with_python(with_tuned_faces(tmp_path), lines, JOBS=str(runs), SPEED=str(tmp_path / "speed"))
     done = subprocess.run(["timeout", "1", ROOT / "studies" / script, stage], env=environment)
     assert done.returncode == 124
     assert sorted(log.read_text().split()) == sorted(["begun", "told", "checkpoint"] * runs)
@@ -281,12 +281,3 @@ def test_the_report_reads_the_folder_in_spite_of_its_tuning_files(tmp_path):
 def test_deviations_of_three_seeds_differ_from_a_factor_of_six_on(study, ratio, differ):
     claims = importlib.import_module("studies.multimnist.claims")
     assert claims._differ(0.1 * ratio, 3, 0.1, 3) == differ
-
-
-@pytest.mark.parametrize(("script", "stage", "others"), [("qm9.sh", "budget", "ls"), ("faces.sh", "main", "moon,muon")])
-def test_the_engine_is_set_where_task_gradients_are_needed(script, stage, others, tmp_path):
-    environment = with_python(tmp_path, ECHO, ENGINE="batched", METHODS="ls,mgda", NETWORKS="celeba-vit", TUNED=str(tmp_path))
-    done = subprocess.run([ROOT / "studies" / script, stage], env=environment, capture_output=True, text=True)
-    lines = dict(line.partition("--methods ")[2].split(" ", 1) for line in done.stdout.splitlines())
-    assert [methods for methods, rest in lines.items() if "method.engine=batched" not in rest] == [others]
-    assert any("mgda" in methods for methods in lines)

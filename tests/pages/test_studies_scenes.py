@@ -8,7 +8,7 @@ from itertools import pairwise
 from statistics import fmean, stdev
 
 import pytest
-from study_pages import ECHO, ROOT, imported, with_python
+from study_pages import ECHO, ROOT, imported, with_python, with_tuned_faces
 
 from moonopt.bench.celeba import CelebaCNN
 from moonopt.bench.metrics import delta_m
@@ -27,7 +27,7 @@ from moonopt.speed.loading import measure as measure_loading
 @pytest.fixture
 def commands(tmp_path):
     """Runs a stage with a python that says what it was asked for: of each call the words, and the options with their values."""
-    environment = with_python(tmp_path, ECHO, SPEED=str(tmp_path / "speed"))
+    environment = with_python(with_tuned_faces(tmp_path), ECHO, SPEED=str(tmp_path / "speed"))
 
     def run(script, stage):
         done = subprocess.run([ROOT / "studies" / script, stage], env=environment, capture_output=True, text=True)
@@ -57,6 +57,9 @@ def test_stages_train_what_is_tuned_and_nothing_twice(script, commands):
                 places.add(place)
             if stage == "tune":
                 tuned[value(options, "--file")] = {method: math.prod(map(len, grids[method].values())) for method in methods}
+            elif ("--set", "optimizer.lr=0.002") in options:
+                assert words[3].startswith("celeba")
+                assert set(methods) == {"mgda", "pcgrad", "cagrad", "imtl-g", "nash-mtl"}
             else:
                 assert set(methods) <= set(tuned[value(options, "--tuned")])
     assert len({trials for methods in tuned.values() for trials in methods.values()}) == 1
@@ -72,6 +75,15 @@ def test_the_first_five_methods_of_nyuv2_have_two_seeds(commands):
     twice = {method for method, count in seeds.items() if count >= 2}
     assert twice == {"moon", "muon", "famo+muon", "famo", "ls"}
     assert set(seeds) - twice == {"nash-mtl", "mgda", "cagrad", "uw", "stl"}
+
+
+def test_faces_are_not_trained_before_they_are_tuned(tmp_path):
+    done = subprocess.run(
+        [ROOT / "studies" / "faces.sh", "main"], env=with_python(tmp_path, ECHO), capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "tuned-celeba-cnn-adam.json: run the stage tune first." in done.stderr
+    assert not done.stdout
 
 
 def test_faces_are_learnt_by_both_networks_with_the_nine_methods(commands):

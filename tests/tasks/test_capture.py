@@ -72,8 +72,8 @@ def moon(mode="loss_difference", **settings):
 BY_GRAM = (MGDA, PCGrad, CAGrad, IMTLG, NashMTL)
 
 
-def by_gram(balancer, model, engine="stored"):
-    return Balanced(balancer(["a", "b"]), torch.optim.Adam(model.parameters(), lr=1e-3, fused=True), engine=engine)
+def by_gram(balancer, model):
+    return Balanced(balancer(["a", "b"]), torch.optim.Adam(model.parameters(), lr=1e-3, fused=True))
 
 
 def test_without_a_gpu_it_is_minimize():
@@ -196,7 +196,6 @@ def test_a_captured_step_is_that_of_minimize():
         lambda model: Balanced(DWA(["a", "b"], window=2), torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)),
         lambda model: Balanced(GradNorm(["a", "b"]), Muon(model, lr=0.01)),
         *(functools.partial(by_gram, balancer) for balancer in BY_GRAM),
-        functools.partial(by_gram, MGDA, engine="batched"),
     ],
     ids=[
         "muon",
@@ -208,7 +207,6 @@ def test_a_captured_step_is_that_of_minimize():
         "dwa",
         "gradnorm",
         *(each.name for each in BY_GRAM),
-        "mgda, batched",
     ],
 )
 def test_other_methods_and_schedulers_and_shapes_are_the_same_captured(build):

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from moonopt import MOON
-from moonopt.tasks.gradients import task_gradients
+from moonopt.tasks.gradients import shared_by, task_gradients
 
 
 def test_task_gradients_are_those_of_each_loss(two_heads, batch):
@@ -86,3 +86,10 @@ def test_compiled_models_with_donated_buffers_are_refused_with_the_mode_that_wor
     with torch._functorch.config.patch(donated_buffer=False):
         optimizer.minimize(lambda: (compiled(x) - y).square().mean(0))
     assert optimizer.param_groups[0]["step"] == 1
+
+
+def test_a_parameter_may_be_a_loss_itself():
+    x = nn.Parameter(torch.tensor(3.0))
+    losses = [x, x.square()]
+    assert task_gradients(losses, [x]) == [[torch.tensor(1.0)], [torch.tensor(6.0)]]
+    assert shared_by(losses, [x]) == [x]

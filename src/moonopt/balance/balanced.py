@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from moonopt.balance.base import Aggregator, Balancer, Engine, Learned, Memory, NonFiniteGradientError, Tasks
+from moonopt.balance.base import COLUMNS, Aggregator, Balancer, Engine, Learned, Memory, NonFiniteGradientError, Tasks
 from moonopt.balance.delivery import as_of_backward, delivered
 from moonopt.balance.wrapper import Wrapper
 from moonopt.errors import unknown_name
 from moonopt.tasks.capturing import is_capturing
-from moonopt.tasks.gradients import gram_by_columns, graph_features, leaves_of
+from moonopt.tasks.gradients import gram_anew, gram_by_columns, graph_features, leaves_of
 from moonopt.tasks.losses import Losses, TaskLosses, detached, read_losses
 from moonopt.tasks.pending import MicroBatch, Pending
 from moonopt.tasks.presence import mean_by_task, pick, selection, spread
@@ -36,11 +36,12 @@ class Balanced(Wrapper):
     Args:
         balancer: for example ``NashMTL(3)``.
         optimizer: any of torch's, or ``moonopt.Muon``.
-        module: the model, whose buffers and training flags a second evaluation restores (FAMO, ``engine="columns"``).
+        module: the model, whose buffers and training flags another evaluation restores (FAMO, ``engine="columns"``).
         shared: the parameters that tasks have in common, where those that several losses depend on are not meant.
         engine: how a gradient-based balancer has the inner products of the task gradients. "stored" keeps all of them;
-            "batched" computes them in one backward pass, "batched:8" eight at a time; "blocked:4" keeps four at a time and
-            takes more backward passes; "columns" keeps one, and evaluates the closure again in forward mode along each.
+            "stored:anew" does so without a graph that waits for them, and evaluates the closure again for each; "blocked:4"
+            keeps four at a time and takes more backward passes; "columns" keeps one, and evaluates the closure again for it,
+            and in forward mode along it.
         every: compute the weights anew every so many steps.
         nonfinite: "raise" on a NaN or infinite loss, or "skip" the step and count it.
 
@@ -250,22 +251,25 @@ class Balanced(Wrapper):
     def _weighs_by_gram(self) -> bool:
         """Whether the weights follow from the inner products of gradients that are all kept."""
         more = isinstance(self.balancer, Aggregator) or self.balancer.evaluates_again
-        return self.balancer.uses_gram and self._engine.keeps_all and not more
+        return self.balancer.uses_gram and self._engine.kind == "stored" and not more
 
     def _replay(self, closure: Closure, args: tuple[Any, ...]) -> Replay | None:
-        if not (self._by_columns or self.balancer.evaluates_again):
+        if not (self._looks_ahead or self.balancer.evaluates_again):
             return None
-        return self._repeatable(closure, args, self._module, self._by_columns, "pass module=model")
+        in_forward_mode = self._looks_ahead and self._engine.kind == COLUMNS
+        return self._repeatable(closure, args, self._module, in_forward_mode, "pass module=model")
 
     def _look_ahead(self, replay: Replay | None) -> None:
-        """The Gram matrix by columns, before there is a graph that would wait in memory meanwhile."""
-        if not self._by_columns or not torch.is_grad_enabled() or not self._is_due():
+        """The Gram matrix of evaluations of their own, before there is a graph that would wait in memory meanwhile."""
+        if not self._looks_ahead or not torch.is_grad_enabled() or not self._is_due():
             return
         if replay is None:
-            raise ValueError('engine="columns" evaluates the losses again: pass a closure, or losses with again=function.')
+            raise ValueError(
+                f'engine="{self._engine.kind}" evaluates the losses again: pass a closure, or losses with again=function.'
+            )
         shared = None if self._shared is None else [p for p in self._shared if p.requires_grad]
-        gram = gram_by_columns(lambda: self._again(replay), self._parameters(), shared)
-        self._pending.foreseen["gram"] = gram
+        gram = gram_by_columns if self._engine.kind == COLUMNS else gram_anew
+        self._pending.foreseen["gram"] = gram(lambda: self._again(replay), self._parameters(), shared)
 
     def _read(self, answer: Losses, replay: Replay | None) -> TaskLosses:
         losses = read_losses(answer, self.tasks)
@@ -279,7 +283,7 @@ class Balanced(Wrapper):
                 f"{self.balancer.name} does not reduce task gradients over processes yet, so that its ranks would drift apart"
             )
             for feature, remedy in graph_features(losses.values).items():
-                if feature != "compiled models" or self._engine.kind in ("columns", "batched"):
+                if feature != "compiled models" or self._engine.kind == COLUMNS:
                     raise RuntimeError(
                         f"{self.balancer.name} takes task gradients, which do not work with {feature}: {remedy}."
                     )
@@ -334,8 +338,8 @@ class Balanced(Wrapper):
         return self.balancer.value(losses.values.detach(), weights.to(losses.values), self.memory)
 
     @property
-    def _by_columns(self) -> bool:
-        return self.balancer.uses_gram and self._engine.kind == "columns"
+    def _looks_ahead(self) -> bool:
+        return self.balancer.uses_gram and self._engine.evaluates_again
 
     def _is_due(self) -> bool:
         """Whether the weights are to be computed anew: not among micro-batches, nor between refreshes."""

@@ -16,6 +16,8 @@ from moonopt.tasks.gradients import by_parameter, gram_by_blocks, gram_matrix, s
 from moonopt.tasks.losses import TaskLosses, task_names
 from moonopt.tasks.reduce import mean_over_ranks
 
+ANEW, COLUMNS = "stored:anew", "columns"
+
 Heads = Literal["weighted", "plain"]
 Rows = list[list[Tensor | None]]
 
@@ -43,7 +45,7 @@ class Memory(MutableMapping[str, Any]):
 
 
 class Engine(NamedTuple):
-    """How task gradients and their inner products are had: "stored", "batched", "batched:SIZE", "blocked:SIZE" or "columns"."""
+    """How the inner products of the task gradients are had: "stored", "stored:anew", "columns" or "blocked:SIZE"."""
 
     kind: str
     size: int = 0
@@ -51,23 +53,18 @@ class Engine(NamedTuple):
     @classmethod
     def read(cls, text: str) -> "Engine":
         kind, _, size = text.partition(":")
-        if text in ("stored", "batched", "columns"):
-            return cls(kind)
-        if kind in ("batched", "blocked") and size.isdecimal() and int(size) > 0:
+        if text in ("stored", ANEW, COLUMNS):
+            return cls(text)
+        if kind == "blocked" and size.isdecimal() and int(size) > 0:
             return cls(kind, int(size))
         raise ValueError(
-            'engine must be "stored", "batched", "columns", or "batched:SIZE" or "blocked:SIZE" such as "blocked:4", '
-            f"found {text!r}."
+            f'engine must be "stored", "{ANEW}", "{COLUMNS}" or "blocked:SIZE" such as "blocked:4", found {text!r}.'
         )
 
-    def at_once(self, count: int) -> int:
-        """How many of so many tasks share a backward pass."""
-        return (self.size or count) if self.kind == "batched" else 1
-
     @property
-    def keeps_all(self) -> bool:
-        """Whether the gradients of all tasks are there together."""
-        return self.kind in ("stored", "batched")
+    def evaluates_again(self) -> bool:
+        """Whether the losses are evaluated for it, task by task."""
+        return self.kind in (ANEW, COLUMNS)
 
 
 class NonFiniteGradientError(Exception):
@@ -110,7 +107,7 @@ class Tasks:
     @functools.cached_property
     def gradients(self) -> Rows:
         """For each task its gradient in every parameter, None where the loss does not depend on it."""
-        return task_gradients(self.losses.separate, self.parameters, at_once=self._engine.at_once(self.count))
+        return task_gradients(self.losses.separate, self.parameters)
 
     def gradients_one_by_one(self) -> Iterator[list[Tensor | None]]:
         """The same, kept by nobody."""

@@ -173,6 +173,13 @@ class Benchmark(ABC):
     def model(self) -> nn.Module:
         """A fresh model; torch's generator is seeded already."""
 
+    def model_of_task(self, task: str) -> nn.Module:
+        """One to train a single task with: by default ``model()``, which will do unless tasks share more than weights.
+
+        One without the other tasks needs ``losses`` that leave them out, and ``evaluate`` with NaN for their metrics.
+        """
+        return self.model()
+
     @abstractmethod
     def losses(self, model: nn.Module, batch: Any) -> Losses:
         """The task losses of a batch."""

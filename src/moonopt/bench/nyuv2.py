@@ -4,6 +4,7 @@ The protocol is that of MTAN, CAGrad, Nash-MTL and FAMO. There are no validation
 evaluations on test data. Some of the training scenes can be held out to tune on (``data.valid_scenes``).
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +22,7 @@ from moonopt.bench.data.scenes_metrics import (
     AngleErrors,
     Confusion,
     DepthErrors,
+    Tally,
     depth_loss,
     normal_loss,
     segmentation_loss,
@@ -89,33 +91,42 @@ class SceneBenchmark(Benchmark):
         return Splits(Scenes(train, rest.sort().values, augment), Scenes(train, valid.sort().values), Scenes(test))
 
     def model(self) -> nn.Module:
-        outputs = {"segmentation": self.layout.classes, "depth": 1, "normal": 3}
-        return SegNetMTAN({task: outputs[task] for task in self.tasks}, **self.section("model"))
+        return self._model(self.tasks)
+
+    def model_of_task(self, task: str) -> nn.Module:
+        """The branch of that task alone: branches share batch norms, and what others leave there would be of no training."""
+        return self._model([task])
 
     def losses(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         image, *targets = batch
         computed = {"segmentation": segmentation_loss, "depth": depth_loss, "normal": normal_loss}
         found = predicted(model, image)
-        return {task: computed[task](found[task], target) for task, target in zip(self.tasks, targets, strict=True)}
+        given = zip(self.tasks, targets, strict=True)
+        return {task: computed[task](found[task], target) for task, target in given if task in found}
 
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
         convention = self.settings["data.metrics"]
         if convention not in CONVENTIONS:
             raise UserError(unknown_name(convention, tuple(CONVENTIONS), "data.metrics"))
-        tallies = (Confusion(self.layout.classes), DepthErrors(convention), AngleErrors(convention))[: len(self.tasks)]
+        kinds = Confusion(self.layout.classes), DepthErrors(convention), AngleErrors(convention)
+        tallies: dict[str, Tally] = dict(zip(self.tasks, kinds, strict=False))
         size = self.settings["data.metrics_batch"]
         if size < 1 or self.evaluation_batch % size:
             # Any other number would break the batches of the protocol where scenes are fetched.
             raise UserError(f"data.metrics_batch must divide {self.evaluation_batch}, found {size}.")
+        found: dict[str, Tensor] = {}
         for batch in batches:
             at_once = max(1, PIXELS // batch[0][0, 0].numel() // size) * size
             tallied = size if convention == "protocol" else at_once
             for image, *targets in zip(*(torch.split(part, at_once) for part in batch), strict=True):
                 found = predicted(model, image)
-                for task, tally, target in zip(self.tasks, tallies, targets, strict=True):
-                    for output, truth in zip(torch.split(found[task], tallied), torch.split(target, tallied), strict=True):
-                        tally.add(output, truth)
-        metrics = {name: value for tally in tallies for name, value in tally.metrics().items()}
+                given = dict(zip(self.tasks, targets, strict=True))
+                for task, outputs in found.items():
+                    for output, truth in zip(torch.split(outputs, tallied), torch.split(given[task], tallied), strict=True):
+                        tallies[task].add(output, truth)
+        metrics = {metric.name: math.nan for metric in self.metrics}
+        for task in found:
+            metrics |= tallies[task].metrics()
         return metrics | {self.headline: self._relative(metrics, self.metrics)}
 
     def score_of_task(self, metrics: Mapping[str, float], task: str) -> float:
@@ -140,6 +151,10 @@ class SceneBenchmark(Benchmark):
 
     def is_made_up(self, folder: Path) -> bool:
         return is_marked(self._tree(folder))
+
+    def _model(self, tasks: Iterable[str]) -> nn.Module:
+        outputs = {"segmentation": self.layout.classes, "depth": 1, "normal": 3}
+        return SegNetMTAN({task: outputs[task] for task in tasks}, **self.section("model"))
 
     def _tree(self, folder: Path) -> Path:
         """The folder with the splits: the one that ``data.folder`` names, or the data folder itself if it has them."""

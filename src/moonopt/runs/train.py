@@ -70,7 +70,9 @@ class Training:
         self.made_up = self.bench.is_made_up(data_folder)
         _check_not_empty(self.splits)
         self.before_mb = resident_mb()
-        self.model = self.bench.model().to(self.device)
+        self.task = task_of(cell.method, settings)
+        model = self.bench.model() if self.task is None else self.bench.model_of_task(self.task)
+        self.model = model.to(self.device)
         if cell.machine.compile:
             torch._functorch.config.donated_buffer = False  # gradient-based methods go through a graph several times
             # What can be captured has few shapes. One code for several of them, as dynamo would have it, rounds otherwise.
@@ -79,7 +81,6 @@ class Training:
         self._captured: CapturedStep | None = None
         if self.device.type == "cuda" and self.bench.capturable and self.method.obstacle_to_capture() is None:
             self._captured = capture(self.method, self.task_losses, WARMUP)
-        self.task = task_of(cell.method, settings)
         has_validation = self.splits.valid is not None
         self.select = Selection.read(settings["train.select"], has_validation)
         if self.bench.tests_at_end and self.select.count > 1:

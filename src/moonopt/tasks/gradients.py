@@ -1,7 +1,8 @@
-"""Task gradients: one backward pass per task, or for several at once, over a graph that stays for that of the combined loss.
+"""Task gradients: one backward pass per task over a graph that stays for the backward pass of the combined loss.
 
-Their inner products, the Gram matrix, can be had in three ways: with all gradients kept, with a few of them kept and more
-backward passes, or with one kept and a forward-mode pass along each, which gives a column at once.
+Their inner products, the Gram matrix, can be had in four ways: with all gradients kept, from one graph or each from a graph of
+its own; with a few of them kept and more backward passes; or with one kept and a forward-mode pass along each, which gives a
+column at once.
 """
 
 import contextlib
@@ -22,46 +23,23 @@ GRADIENT_SCALE = 2.0**8
 
 
 def task_gradients(
-    losses: Sequence[Tensor], parameters: Sequence[Tensor], retain_graph: bool = True, at_once: int = 1
+    losses: Sequence[Tensor], parameters: Sequence[Tensor], retain_graph: bool = True
 ) -> list[list[Tensor | None]]:
     """For each loss its gradients in the parameters, in float32 or better; None where it does not depend on one.
 
     The graph must be one that several backward passes can go through: see ``graph_features``. Without ``retain_graph``, for a
-    single loss, it is gone afterwards. Several losses ``at_once`` share a pass, whose every operation is for all of them.
+    single loss, it is gone afterwards.
     """
     if not parameters:
         return [[] for _ in losses]
     rows: list[list[Tensor | None]] = []
     with torch.enable_grad(), without_autocast(losses[0].device.type), without_hooks(parameters):
-        for start in range(0, len(losses), at_once):
-            some = losses[start : start + at_once]
-            found = _batched(some, parameters) if len(some) > 1 else [_alone(some[0], parameters, retain_graph)]
-            rows += map(_unscaled, found)
+        for loss in losses:
+            row: Sequence[Tensor | None] = [None] * len(parameters)
+            if loss.requires_grad:
+                row = torch.autograd.grad(loss * GRADIENT_SCALE, parameters, retain_graph=retain_graph, allow_unused=True)
+            rows.append(_unscaled(row))
     return rows
-
-
-def _alone(loss: Tensor, parameters: Sequence[Tensor], retain_graph: bool) -> Sequence[Tensor | None]:
-    if not loss.requires_grad:
-        return [None] * len(parameters)
-    return torch.autograd.grad(loss * GRADIENT_SCALE, parameters, retain_graph=retain_graph, allow_unused=True)
-
-
-def _batched(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Sequence[Tensor | None]]:
-    values = torch.stack(list(losses)) * GRADIENT_SCALE
-    if not values.requires_grad:
-        return [[None] * len(parameters) for _ in losses]
-    one_each = torch.eye(len(losses), dtype=values.dtype, device=values.device)
-    try:
-        stacks = torch.autograd.grad(values, parameters, one_each, retain_graph=True, is_grads_batched=True, allow_unused=True)
-    except RuntimeError as error:
-        if not any(words in str(error) for words in ("vmap", "Batching rule", "Sparse")):  # torch's own refusals
-            raise
-        raise RuntimeError('A backward pass of this model cannot be for several tasks at once: use engine="stored".') from error
-    used = depends_on(losses, parameters)
-    return [
-        [None if stack is None or not there else stack[number] for stack, there in zip(stacks, used[number], strict=True)]
-        for number in range(len(losses))
-    ]
 
 
 def by_parameter(parameters: Sequence[Tensor], row: Sequence[Tensor | None]) -> dict[Tensor, Tensor]:
@@ -121,21 +99,35 @@ def _in_float64(vectors: Sequence[Tensor]) -> Iterator[Tensor]:
 Evaluate = Callable[[], contextlib.AbstractContextManager[TaskLosses]]
 
 
-def gram_by_columns(evaluate: Evaluate, parameters: Sequence[Tensor], shared: Sequence[Tensor] | None) -> Tensor:
-    """One gradient at a time: the derivatives of all losses along it are its column.
+def gradients_anew(
+    evaluate: Evaluate, parameters: Sequence[Tensor], shared: Sequence[Tensor] | None
+) -> Iterator[tuple[Sequence[Tensor], list[Tensor | None]]]:
+    """For each task the shared parameters and its gradient in them, of an evaluation of its own.
 
-    Every evaluation is over before the next one begins, so that no graph is kept beside another. Without ``shared``, it is the
-    parameters that more than one loss depends on.
+    Every evaluation is over before the next one begins, so that no graph is kept beside another, and a backward pass frees its
+    graph on the way. Without ``shared``, it is the parameters that more than one loss depends on.
     """
-    columns: list[Tensor] = []
-    count = 1
-    while len(columns) < count:
+    done, count = 0, 1
+    while done < count:
         with torch.enable_grad(), evaluate() as losses:
             count = len(losses.separate)
             shared = shared_by(losses.separate, parameters) if shared is None else shared
-            (row,) = task_gradients([losses.separate[len(columns)]], shared, retain_graph=False)
+            (row,) = task_gradients([losses.separate[done]], shared, retain_graph=False)
         del losses
-        with carried(by_parameter(shared, row), parameters), evaluate() as again:
+        done += 1
+        yield shared, row
+
+
+def gram_anew(evaluate: Evaluate, parameters: Sequence[Tensor], shared: Sequence[Tensor] | None) -> Tensor:
+    """All gradients kept, and no graph."""
+    return gram_matrix([row for _, row in gradients_anew(evaluate, parameters, shared)])
+
+
+def gram_by_columns(evaluate: Evaluate, parameters: Sequence[Tensor], shared: Sequence[Tensor] | None) -> Tensor:
+    """One gradient at a time: the derivatives of all losses along it are its column."""
+    columns: list[Tensor] = []
+    for found, row in gradients_anew(evaluate, parameters, shared):
+        with carried(by_parameter(found, row), parameters), evaluate() as again:
             columns.append(tangent_of(again.values).detach().double())
         del again
     gram = torch.stack(columns, 1)

@@ -53,6 +53,14 @@ def unit_angles(predicted: Tensor, normal: Tensor) -> Tensor:
     return torch.rad2deg(torch.acos(cosine.clamp(-1, 1))).to(predicted.dtype)
 
 
+class Tally(Protocol):
+    """What the metrics of a task are counted in, batch by batch."""
+
+    def add(self, predicted: Tensor, target: Tensor, /) -> None: ...
+
+    def metrics(self) -> dict[str, float]: ...
+
+
 class Confusion:
     """How often pixels of every class were taken for every class."""
 

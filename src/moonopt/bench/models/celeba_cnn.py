@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from moonopt.bench.models import heads
+from moonopt.bench.models.layout import channels_last
 
 #: How many convolutions each stage has, and how wide they are in units of ``width``; a pool comes before every later stage.
 STAGES = ((1, 1), (2, 2), (2, 4), (2, 8))
@@ -47,7 +48,7 @@ class FaceCNN(nn.Module):
 
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """The logits of every task, (batch, 1), for images (batch, 3, height, width) of 8 pixels or more."""
-        return heads.predictions(self.layers(self.convolutions(images).mean((2, 3))), self.heads)
+        return heads.predictions(self.layers(self.convolutions(channels_last(images)).mean((2, 3))), self.heads)
 
 
 def _convolution(inputs: int, outputs: int) -> nn.Module:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from moonopt.bench.models.layout import channels_last
 from moonopt.errors import UserError
 
 #: The width of every stage, in base widths, and how many convolutions it has.
@@ -64,7 +65,7 @@ class SegNetMTAN(nn.Module):
     def forward(self, images: Tensor) -> dict[str, Tensor]:
         """What every task makes of images (batch, channels, height, width), of their size and before any softmax."""
         check_size(images.shape[2], images.shape[3])
-        features = images.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # vmap knows no memory formats
+        features = channels_last(images)
         down: list[tuple[Tensor, Tensor]] = []  # of every stage, features after the first and after the last convolution
         places: list[Tensor] = []  # where the largest were
         for stage in self.encoder:
