@@ -3,13 +3,13 @@
 # is half trained goes on: run it again. After a SIGTERM, as of `timeout 500 studies/faces.sh main`, it ends as soon as all runs have
 # written their checkpoints.
 #   studies/faces.sh make | speed | tune | main
-# By default DEVICE=cuda, JOBS=6 (the cells at once), RUNS=runs, COUNT=6000 faces, BATCH=128, EPOCHS=8, TRIAL=2 (epochs of a trial), SEEDS=1,
+# By default DEVICE=cuda, JOBS=6 (the cells at once), RUNS=runs, COUNT=6000 faces, BATCH=128, EPOCHS=6, TRIAL=2 (epochs of a trial), SEEDS=1,
 # PRECISION=--tf32 (or --amp), PRODUCTS=tf32 (or bfloat16, for the stage speed), SPEED=results/speed (the folder of what that measures),
 # GPU=h200 (the end of their names). MORE has settings: MORE="--set model.width=32". Faces are made in $MOONOPT_DATA/celeba.
 set -u
 . "$(dirname "$0")/common.sh"
 end_with_checkpoints
-DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-6} RUNS=${RUNS:-runs} COUNT=${COUNT:-6000} BATCH=${BATCH:-128} EPOCHS=${EPOCHS:-8} TRIAL=${TRIAL:-2}
+DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-6} RUNS=${RUNS:-runs} COUNT=${COUNT:-6000} BATCH=${BATCH:-128} EPOCHS=${EPOCHS:-6} TRIAL=${TRIAL:-2}
 SEEDS=${SEEDS:-1} PRECISION=${PRECISION:---tf32} PRODUCTS=${PRODUCTS:-tf32} MORE=${MORE:-}
 SPEED=${SPEED:-results/speed} GPU=${GPU:-h200}
 export OMP_NUM_THREADS=1
