@@ -81,6 +81,10 @@ def refused(call, *words, changes=False):
         (("run", ":Toy"), "cannot be imported"),
         (("run", "..:Toy"), "cannot be imported"),
         (("run", "toy", "--method", "mooon"), "Unknown method 'mooon'. Did you mean 'moon'? Your own is given as module:name."),
+        (
+            ("run", "multidigits", "--method", "stl"),
+            "stl trains one task: say which of left, right by --set balancer.task=left, or have all of them with",
+        ),
         (("compare", "toy", "--methods", "ls,nash"), "Unknown method 'nash'. Did you mean 'nash-mtl'?"),
         (("compare", "toy", "--methods", ","), "Give at least one method, separated by commas; found ','."),
         (("compare", "toy", "--methods", "ls,ls"), "Every method can be in a comparison once"),

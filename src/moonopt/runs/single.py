@@ -10,6 +10,8 @@ STL = "stl"
 
 #: The setting that says which task a run is of.
 TASK = "balancer.task"
+#: How many tasks are named in a sentence.
+MOST_NAMED = 5
 
 
 def is_single(method: str) -> bool:
@@ -24,6 +26,16 @@ def is_single(method: str) -> bool:
 def task_of(method: str, settings: Mapping[str, Any]) -> str | None:
     """The task that a run is of; None if it is of all."""
     return settings.get(TASK) if is_single(method) else None
+
+
+def check_task(method: str, settings: Mapping[str, Any], tasks: Sequence[str]) -> None:
+    """Raises ``UserError`` for a run of a single-task method that does not say which."""
+    if is_single(method) and settings.get(TASK) is None:
+        known = ", ".join(tasks) if len(tasks) <= MOST_NAMED else f"{', '.join(tasks[:MOST_NAMED])}, ..."
+        raise UserError(
+            f"{method} trains one task: say which of {known} by --set {TASK}={tasks[0]}, or have all of them with "
+            f"`moonopt compare --methods {method}`."
+        )
 
 
 def without_task(method: str, overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from moonopt.bench import Metric
 from moonopt.runs.report.tables import BEST, Table
 
 #: Of metrics: more do not fit side by side. Summaries come first.
@@ -47,18 +48,19 @@ def print_results(console: Console, table: Table) -> None:
         console.print(Text(told, "dim"), soft_wrap=True)
 
 
-def print_trials(console: Console, tuned: Mapping[str, Any]) -> None:
-    """Every trial with its score; the chosen ones are bold."""
+def print_trials(console: Console, tuned: Mapping[str, Any], judged_by: Metric) -> None:
+    """Every trial with what it was judged by; the chosen ones are bold."""
     keys = list(dict.fromkeys(key for values in tuned["grids"].values() for key in values))
-    shown = grid("method", *keys, "score")
+    shown = grid("method", *keys, judged_by.heading)
+    sign = -1 if judged_by.higher else 1  # scores are for a minimum
     for row in tuned["trials"]:
         chosen = tuned["chosen"].get(row["method"]) == row["settings"]
-        score = "failed" if row["score"] is None else f"{row['score']:.6g}"
+        score = "failed" if row["score"] is None else f"{sign * row['score']:.6g}"
         mark = " *" if chosen and not console.is_terminal else ""
         values = [str(row["settings"].get(key, "")) for key in keys]
         shown.add_row(row["method"], *values, score + mark, style="bold" if chosen else "")
     console.print(shown)
     marked = "are bold" if console.is_terminal else "have a *"
-    console.print(f"score: {tuned['score']}; the chosen ones {marked}", soft_wrap=True, highlight=False)
+    console.print(f"{tuned['score'].partition(';')[0]}; the chosen ones {marked}", soft_wrap=True, highlight=False)
     for note in tuned["notes"]:
         console.print(note, style="yellow", soft_wrap=True, highlight=False)

@@ -25,7 +25,7 @@ from moonopt.runs.reproducible import epoch_order, generator_of, random_state, r
 from moonopt.runs.schedules import Schedule
 from moonopt.runs.select import Selection
 from moonopt.runs.settings import make_method
-from moonopt.runs.single import task_of
+from moonopt.runs.single import check_task, task_of
 from moonopt.runs.store import METRICS, RESULT, MetricsLog, RunFolder, write_json
 from moonopt.tasks.capture import CapturedStep, CaptureError, capture
 from moonopt.tasks.losses import Losses, read_losses
@@ -63,6 +63,7 @@ class Training:
         self.device = find_device(cell.machine.device)
         self.bench = find(cell.benchmark)(settings)
         self.bench.check(cell.method)
+        check_task(cell.method, settings, self.bench.tasks)
         missing = self.bench.missing(data_folder)
         if missing is not None:
             raise UserError(missing)
