@@ -73,7 +73,10 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 
-MEASUREMENTS = ("polar", "step", "tasks", "balance", "molecules", "faces", "loading", "memory", "language", "sampling")
+MEASUREMENTS = (
+    *("polar", "step", "tasks", "balance", "molecules", "faces"),
+    *("loading", "together", "memory", "language", "sampling"),
+)
 
 
 def _show_version(asked: bool) -> None:

@@ -5,6 +5,7 @@ fetched from the memory of the device (augmentation included) and from that of t
 run. Where loading costs nothing, steps with new batches take as long as those with one.
 """
 
+import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -42,7 +43,7 @@ def measure(
     size = min(bench.settings["train.batch_size"], len(splits.train))
     there = splits.to(torch.device(device)).train
     fetch, fetch_here = _fetcher(there, size), _fetcher(splits.train, size)
-    step, stays = _stepper(bench, method, device, products), fetch()
+    step, stays = stepper(bench, method, device, products), fetch()
     contestants: dict[str, Step] = {
         STAYS: lambda: step(stays),
         "new batches from the device": lambda: step(fetch()),
@@ -63,28 +64,28 @@ def measure(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = command_line("loading", __doc__, rounds=10)
-    parser.add_argument("benchmark", metavar="BENCH", help="a benchmark, or your own as module:Class")
-    parser.add_argument("--data", type=Path, required=True, help="where data lie")
-    parser.add_argument("--method", default="moon", help="what trains (default moon)")
-    parser.add_argument("--products", choices=PRODUCTS, default=PRODUCTS[0], help="what matrices are multiplied in")
-    parser.add_argument("--settings", type=json.loads, default={}, help='of the benchmark, as JSON: {"model.width": 32}')
+    parser = training_options(command_line("loading", __doc__, rounds=10))
     options = parser.parse_args(arguments)
     how = options.rounds, options.device, options.method, options.products, options.settings
     show(options, [measure(options.benchmark, options.data, *how)], _lines)
 
 
-def _lines(result: dict[str, Any]) -> list[str]:
-    lines = [f"{result['benchmark']} by {result['method']}, batch {result['batch']}, {result['products']}"]
-    for name, found in result["times"].items():
-        rate, ratio = result["examples_per_second"][name], result["ratios"][name]
-        lines.append(f"  {name:28} {timing(found)}  {rate:9.0f} examples/s  {ratio:6.2f}x")
-    return lines
+def training_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """With what trains, and on what."""
+    parser.add_argument("benchmark", metavar="BENCH", help="a benchmark, or your own as module:Class")
+    parser.add_argument("--data", type=Path, required=True, help="where data lie")
+    parser.add_argument("--method", default="moon", help="what trains (default moon)")
+    parser.add_argument("--products", choices=PRODUCTS, default=PRODUCTS[0], help="what matrices are multiplied in")
+    parser.add_argument("--settings", type=json.loads, default={}, help='of the benchmark, as JSON: {"model.width": 32}')
+    return parser
 
 
-def _stepper(bench: Benchmark, method: str, device: str, products: str) -> Callable[[Any], object]:
+def stepper(bench: Benchmark, method: str, device: str, products: str, compiled: bool = False) -> Callable[[Any], object]:
+    """A training step of a batch, on a GPU as a CUDA graph."""
     torch.manual_seed(0)
     model = bench.model().to(device)
+    if compiled:
+        model.compile(dynamic=False)
 
     def losses(batch: Any) -> Losses:
         with autocast(products, device):
@@ -97,6 +98,14 @@ def _stepper(bench: Benchmark, method: str, device: str, products: str) -> Calla
             return step(batch)
 
     return run
+
+
+def _lines(result: dict[str, Any]) -> list[str]:
+    lines = [f"{result['benchmark']} by {result['method']}, batch {result['batch']}, {result['products']}"]
+    for name, found in result["times"].items():
+        rate, ratio = result["examples_per_second"][name], result["ratios"][name]
+        lines.append(f"  {name:28} {timing(found)}  {rate:9.0f} examples/s  {ratio:6.2f}x")
+    return lines
 
 
 def _fetcher(data: Data, size: int) -> Callable[[], Any]:
