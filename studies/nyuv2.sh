@@ -35,11 +35,10 @@ speed) # with the GPU to itself
             measure loading-$BENCH-$method-$products loading $BENCH --data "$MOONOPT_DATA" --method $method --products $products
         done
     done
-    for bench in nyuv2 cityscapes; do # made-up scenes of the size of the published ones
+    for made in nyuv2:288x384 cityscapes:128x256; do # made-up scenes of the size of the published ones
+        bench=${made%:*}
         rm -rf "$RUNS/made"
-        python -c 'import sys; from pathlib import Path; from moonopt.bench import find
-bench = find(sys.argv[1])()
-bench.make(Path(sys.argv[2]), 16, size=bench.layout.size)' $bench "$RUNS/made" &
+        python -m moonopt data make $bench --out "$RUNS/made" --count 16 --size ${made#*:} &
         wait $! || exit
         measure loading-$bench-moon-tf32 loading $bench --data "$RUNS/made" --method moon --products tf32
     done

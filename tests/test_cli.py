@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -110,6 +111,8 @@ def refused(call, *words, changes=False):
         (("compare", "tiny_benchmarks:Absent"), "put absent.csv there."),
         (("data", "fetch", "toy"), "There is nothing to fetch for toy: its data are made on the fly."),
         (("data", "make", "toy"), "There is nothing to make up for toy"),
+        (("data", "make", "nyuv2", "--size", "288"), "--size is written HEIGHTxWIDTH, as 288x384, found '288'."),
+        (("data", "make", "mnist", "--size", "28x28"), "--size is for scenes: the images of mnist have one size."),
         (("data", "verify", "mnits"), "Unknown benchmark or data set 'mnits': .*, mnist, .*Did you mean 'mnist'?"),
         (("data", "fetch", "mnist", "--data", "absent"), "There is no folder absent, which --data names for data."),
         (
@@ -496,3 +499,8 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path):
     command = f"{sys.executable} -m moonopt list | head -n 1"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
     assert "Traceback" not in done.stderr
+
+
+def test_scenes_are_made_in_the_size_that_is_asked_for(call):
+    assert call("data", "make", "nyuv2", "--out", "rooms", "--count", "1", "--size", "32x64")[0] == 0
+    assert np.load("rooms/nyuv2/train/depth/0.npy").shape == (32, 64, 1)

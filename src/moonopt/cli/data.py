@@ -6,8 +6,10 @@ from typing import Annotated
 import typer
 
 from moonopt.bench import BENCHMARKS, find
+from moonopt.bench.nyuv2 import SceneBenchmark
 from moonopt.bench.registry import find_data
 from moonopt.cli.options import DataFolder, DataName, find_data_folder, out
+from moonopt.errors import UserError
 from moonopt.runs.terminal import grid
 
 data_app = typer.Typer(no_args_is_help=True, help="The data of benchmarks.")
@@ -45,9 +47,23 @@ def data_make(
     out_folder: Annotated[Path | None, typer.Option("--out", help="Where to write them; then as --data.")] = None,
     count: Annotated[int | None, typer.Option(min=1, help="How many examples (default: a few).")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Fixes them.")] = 0,
+    size: Annotated[str | None, typer.Option(metavar="HxW", help="Height and width of scenes, as 288x384.")] = None,
     data: DataFolder = None,
 ) -> None:
     """Make up data in the format of the real ones."""
-    folder = out_folder or find_data_folder(data)
-    find_data(name)().make(folder, count, seed)
+    folder, bench = out_folder or find_data_folder(data), find_data(name)()
+    if size is None:
+        bench.make(folder, count, seed)
+    elif isinstance(bench, SceneBenchmark):
+        bench.make(folder, count, seed, _read_size(size))
+    else:
+        raise UserError(f"--size is for scenes: the images of {name} have one size.")
     out.print(f"Made-up data of {name} are in {folder}.", soft_wrap=True, highlight=False)
+
+
+def _read_size(text: str) -> tuple[int, int]:
+    """Height and width; what a network does not take is refused where it is used."""
+    height, _, width = text.partition("x")
+    if not (height.isdecimal() and width.isdecimal() and int(height) and int(width)):
+        raise UserError(f"--size is written HEIGHTxWIDTH, as 288x384, found {text!r}.")
+    return int(height), int(width)
