@@ -18,15 +18,15 @@ MUON=moon,muon
 ADAM=famo,ls
 FORTY=mgda,pcgrad,cagrad,imtl-g,nash-mtl # with a backward pass per task: 25 times as long, and trained at the rate of ls
 
-# A command of moonopt in the background, with a share of the JOBS: so many methods of those of all networks.
+# A command of moonopt in the background, with a share of the JOBS: so many methods of so many that a network has.
 beside() {
-    local all=$(( 9 * $(wc -w <<< "$NETWORKS") ))
+    local all=$(( $2 * $(wc -w <<< "$NETWORKS") ))
     room_for "$JOBS"
-    python -m moonopt "${@:2}" --device "$DEVICE" $PRECISION --jobs "$(share_of "$1" "$all")" --set "train.batch_size=$BATCH" \
+    python -m moonopt "${@:3}" --device "$DEVICE" $PRECISION --jobs "$(share_of "$1" "$all")" --set "train.batch_size=$BATCH" \
         --set train.log_every=10 --set train.conflict=false $MORE &
 }
-tune() { beside "$1" tune "${@:2}" --out "$RUNS/tune" --seeds 10, --set "train.epochs=$TRIAL"; }
-compare() { beside "$1" compare "${@:2}" --out "$RUNS" --seeds "$SEEDS" --set "train.epochs=$EPOCHS"; }
+tune() { beside 2 4 tune "$@" --out "$RUNS/tune" --seeds 10, --set "train.epochs=$TRIAL"; }
+compare() { beside "$1" 9 compare "${@:2}" --out "$RUNS" --seeds "$SEEDS" --set "train.epochs=$EPOCHS"; }
 
 case ${1:?make, speed, tune or main} in
 make) python -m moonopt data make celeba --out "$MOONOPT_DATA" --count "$COUNT" ;;
@@ -38,8 +38,8 @@ speed) # with the GPU to itself
     ;;
 tune) # three trials for every method with one backward pass
     for network in $NETWORKS; do
-        tune 2 $network --methods $ADAM --grid optimizer.lr=3e-4,1e-3,3e-3 --file "$RUNS/tuned-$network-adam.json"
-        tune 2 $network --methods $MUON --grid optimizer.lr=5e-3,1e-2,2e-2 --file "$RUNS/tuned-$network-muon.json"
+        tune $network --methods $ADAM --grid optimizer.lr=3e-4,1e-3,3e-3 --file "$RUNS/tuned-$network-adam.json"
+        tune $network --methods $MUON --grid optimizer.lr=5e-3,1e-2,2e-2 --file "$RUNS/tuned-$network-muon.json"
     done
     wait
     tidy
@@ -51,6 +51,9 @@ main)
             echo "There is no $tuned: run the stage tune first." >&2
             exit 1
         fi
+    done
+    for network in $NETWORKS; do
+        tuned="$RUNS/tuned-$network-adam.json"
         compare 5 $network --methods $FORTY --set "optimizer.lr=$(chosen_rate "$tuned" ls)"
         compare 2 $network --methods $ADAM --tuned "$tuned"
         compare 2 $network --methods $MUON --tuned "$RUNS/tuned-$network-muon.json"

@@ -43,7 +43,7 @@ speed) # with the GPU to itself
         measure loading-$bench-moon-tf32 loading $bench --data "$RUNS/made" --method moon --products tf32
     done
     ;;
-tune) # three trials for every method; six epochs did not tell rates apart
+tune) # three trials for every method, long enough to tell rates apart
     tune 3 --methods $MUON --grid optimizer.lr=3e-3,1e-2,3e-2 --grid optimizer.vector_lr=2e-3 --file "$RUNS/tuned-muon.json"
     tune 7 --methods $ONCE,$TWICE --grid optimizer.lr=1e-4,3e-4,1e-3 --file "$RUNS/tuned-adam.json"
     wait

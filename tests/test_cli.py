@@ -86,6 +86,10 @@ def refused(call, *words, changes=False):
             ("run", "multidigits", "--method", "stl"),
             "stl trains one task: say which of left, right by --set balancer.task=left, or have all of them with",
         ),
+        (
+            ("run", "multidigits", "--method", "stl", "--set", "balancer.task=lefd"),
+            "Unknown task 'lefd': expected one of left, right. Did you mean 'left'?",
+        ),
         (("compare", "toy", "--methods", "ls,nash"), "Unknown method 'nash'. Did you mean 'nash-mtl'?"),
         (("compare", "toy", "--methods", ","), "Give at least one method, separated by commas; found ','."),
         (("compare", "toy", "--methods", "ls,ls"), "Every method can be in a comparison once"),

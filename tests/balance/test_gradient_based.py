@@ -297,6 +297,35 @@ def test_engines_that_evaluate_again_need_a_closure(engine):
         optimizer.combine([theta.sum(), theta.square().sum()])
 
 
+@pytest.mark.parametrize("engine", ["columns", "stored:anew"])
+def test_losses_that_wait_may_have_saved_buffers(engine):
+    """Batch norm saves its running statistics for the backward pass, and evaluations in between restore them."""
+    found = {}
+    for each in ("stored", engine):
+        torch.manual_seed(0)
+        model, x = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).double(), torch.randn(6, 4).double()
+        optimizer = Balanced(MGDA(3), torch.optim.SGD(model.parameters(), lr=0.1), module=model, engine=each)
+        losses = lambda model=model, x=x: list(model(x).square().mean(0))  # noqa: E731
+        optimizer.combine(losses(), again=losses).backward()
+        optimizer.step()
+        found[each] = torch.cat([value.double().flatten() for value in model.state_dict().values()])
+    torch.testing.assert_close(found[engine], found["stored"], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("engine", ["columns", "stored:anew"])
+@pytest.mark.parametrize("counts", [(3, 2), (2, 3), (3, 3, 3, 2)])
+def test_a_closure_with_other_tasks_when_it_is_evaluated_again_is_told(engine, counts):
+    model, x = nn.Linear(4, 3), torch.randn(5, 4)
+    evaluations = iter([*counts, *[counts[-1]] * 9])
+
+    def losses():
+        values = model(x).square().mean(0)
+        return {f"{number}": values[number] for number in range(next(evaluations))}
+
+    with pytest.raises(ValueError, match=r"Evaluated again, the closure returned the losses of .*, expected those of 0, 1"):
+        build("mgda", model, 3, engine=engine).minimize(losses)
+
+
 def test_no_graph_waits_while_gradients_are_computed_anew():
     """What an evaluation saves is gone when the next one begins: there is one for each task, and one for their sum."""
     model, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), torch.randn(5, 4)

@@ -77,12 +77,13 @@ def test_the_first_five_methods_of_nyuv2_have_two_seeds(commands):
     assert set(seeds) - twice == {"nash-mtl", "mgda", "cagrad", "uw", "stl"}
 
 
-def test_faces_are_not_trained_before_they_are_tuned(tmp_path):
+def test_faces_are_not_trained_before_both_networks_are_tuned(tmp_path):
+    (with_tuned_faces(tmp_path) / "tuned-celeba-vit-adam.json").unlink()
     done = subprocess.run(
         [ROOT / "studies" / "faces.sh", "main"], env=with_python(tmp_path, ECHO), capture_output=True, text=True
     )
     assert done.returncode == 1
-    assert "tuned-celeba-cnn-adam.json: run the stage tune first." in done.stderr
+    assert "tuned-celeba-vit-adam.json: run the stage tune first." in done.stderr
     assert not done.stdout
 
 

@@ -9,6 +9,7 @@ from small_runs import StopAfter, cell, run
 from moonopt.errors import UserError
 from moonopt.methods import METHODS
 from moonopt.runs import checkpoint
+from moonopt.runs.single import is_single
 from moonopt.runs.train import InterruptedRun
 
 
@@ -73,9 +74,21 @@ def test_a_checkpoint_of_another_version_or_run_is_refused(tmp_path):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_checkpoint_of_every_method_loads_as_weights_alone(method, tmp_path):
-    chosen = cell(method, train__epochs=1)
+    chosen = cell(method, train__epochs=1, **({"balancer__task": "b"} if is_single(method) else {}))
     with pytest.raises(InterruptedRun):
         run(chosen, tmp_path, stop=StopAfter(2))
     saved = torch.load(chosen.folder(tmp_path) / "checkpoint.pt", weights_only=True)
     assert saved["progress"]["step"] == 2
     assert saved["config"] == chosen.config
+
+
+def test_the_checkpoint_of_another_model_is_told(tmp_path):
+    chosen = cell(train__epochs=1)
+    with pytest.raises(InterruptedRun):
+        run(chosen, tmp_path, stop=StopAfter(2))
+    folder = chosen.folder(tmp_path)
+    saved = torch.load(folder / "checkpoint.pt", weights_only=True)
+    name, _ = saved["model"].popitem()
+    checkpoint.save(folder, saved)
+    with pytest.raises(UserError, match=rf"The checkpoint is of another model; --overwrite begins anew\. (?s:.*){name}"):
+        run(chosen, tmp_path, go_on=True)

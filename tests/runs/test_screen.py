@@ -119,7 +119,7 @@ def test_a_value_that_is_not_a_number_is_a_question_mark():
     for number in range(3):
         screen.end(number, Outcome(cells[number], "done", {**RESULT, "metrics": {**METRICS, "b": None, "mean": None}}))
     screen.end(3, Outcome(cells[3], "done", {**RESULT, "metrics": dict.fromkeys(METRICS)}))
-    assert [screen.shown_metrics(row) for row in screen.rows] == ["mean ?"] * 4
+    assert [screen.shown_metrics(row) for row in screen.rows] == ["a 0.25", "b ?", "c 0.25", "mean ?"]
 
 
 def test_the_bar_of_a_cell_that_was_done_is_full():

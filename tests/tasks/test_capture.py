@@ -102,7 +102,7 @@ def test_without_a_gpu_it_is_minimize():
         ),
         (
             lambda model: Balanced(MGDA(2), torch.optim.Adam(model.parameters()), engine="blocked:1"),
-            "mgda computes its weights",
+            'mgda computes its weights on the host, and engine="stored" alone waits for them',
         ),
         (lambda model: Balanced(DWA(2, sliding=False), torch.optim.Adam(model.parameters())), "dwa computes its weights"),
         (lambda model: Balanced(LS(2), torch.optim.SGD(model.parameters())), "has no capturable form"),

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from moonopt.balance.base import COLUMNS, Aggregator, Balancer, Engine, Learned, Memory, NonFiniteGradientError, Tasks
+from moonopt.balance.base import COLUMNS, STORED, Aggregator, Balancer, Engine, Learned, Memory, NonFiniteGradientError, Tasks
 from moonopt.balance.delivery import as_of_backward, delivered
-from moonopt.balance.wrapper import Wrapper
+from moonopt.balance.wrapper import Wrapper, make_capturable
 from moonopt.errors import unknown_name
 from moonopt.tasks.capturing import is_capturing
 from moonopt.tasks.gradients import gram_anew, gram_by_columns, graph_features, leaves_of
-from moonopt.tasks.losses import Losses, TaskLosses, detached, read_losses
+from moonopt.tasks.losses import Losses, TaskLosses, check_same_tasks, detached, read_losses
 from moonopt.tasks.pending import MicroBatch, Pending
 from moonopt.tasks.presence import mean_by_task, pick, selection, spread
 from moonopt.tasks.reduce import mean_over_ranks, refuse_different_tasks, refuse_several_ranks
@@ -36,12 +36,11 @@ class Balanced(Wrapper):
     Args:
         balancer: for example ``NashMTL(3)``.
         optimizer: any of torch's, or ``moonopt.Muon``.
-        module: the model, whose buffers and training flags another evaluation restores (FAMO, ``engine="columns"``).
+        module: the model, whose buffers and training flags another evaluation restores (FAMO, "stored:anew", "columns").
         shared: the parameters that tasks have in common, where those that several losses depend on are not meant.
         engine: how a gradient-based balancer has the inner products of the task gradients. "stored" keeps all of them;
-            "stored:anew" does so without a graph that waits for them, and evaluates the closure again for each; "blocked:4"
-            keeps four at a time and takes more backward passes; "columns" keeps one, and evaluates the closure again for it,
-            and in forward mode along it.
+            "stored:anew" too, but no graph: it evaluates the closure again for each. "blocked:4" keeps four at a time and takes
+            more backward passes; "columns" keeps one, and evaluates the closure again for it and in forward mode along it.
         every: compute the weights anew every so many steps.
         nonfinite: "raise" on a NaN or infinite loss, or "skip" the step and count it.
 
@@ -179,7 +178,9 @@ class Balanced(Wrapper):
 
     def obstacle_to_capture(self) -> str | None:
         if not self.balancer.capturable and not self._weighs_by_gram:
-            return f"{self.balancer.name} computes its weights on the host"
+            asked = self.balancer.uses_gram and self._engine.text != STORED
+            advice = ', and engine="stored" alone waits for them' if asked else ""
+            return f"{self.balancer.name} computes its weights on the host{advice}"
         if self._weighs_by_gram and self._has_hooks():
             return (
                 f"hooks on parameters want one backward pass, and {self.balancer.name} computes its weights on the host before"
@@ -193,16 +194,10 @@ class Balanced(Wrapper):
         return None
 
     def prepare_for_capture(self) -> None:
-        """Torch's optimizers then keep their number of steps, and what else is one number, on the device."""
         if isinstance(self.optimizer, TaskOptimizer):
             self.optimizer.prepare_for_capture()
-            return
-        for group in self.param_groups:
-            group["capturable"] = True
-            for p in group["params"]:
-                state = self.state.get(p, {})
-                numbers = {name: value for name, value in state.items() if isinstance(value, Tensor) and value.ndim == 0}
-                state |= {name: value.to(p.device) for name, value in numbers.items()}
+        else:
+            make_capturable(self.optimizer)
 
     # The parts
 
@@ -251,13 +246,13 @@ class Balanced(Wrapper):
     def _weighs_by_gram(self) -> bool:
         """Whether the weights follow from the inner products of gradients that are all kept."""
         more = isinstance(self.balancer, Aggregator) or self.balancer.evaluates_again
-        return self.balancer.uses_gram and self._engine.kind == "stored" and not more
+        return self.balancer.uses_gram and self._engine.text == STORED and not more
 
     def _replay(self, closure: Closure, args: tuple[Any, ...]) -> Replay | None:
         if not (self._looks_ahead or self.balancer.evaluates_again):
             return None
-        in_forward_mode = self._looks_ahead and self._engine.kind == COLUMNS
-        return self._repeatable(closure, args, self._module, in_forward_mode, "pass module=model")
+        by_columns = self._looks_ahead and self._engine.text == COLUMNS
+        return self._repeatable(closure, args, self._module, by_columns, "pass module=model")
 
     def _look_ahead(self, replay: Replay | None) -> None:
         """The Gram matrix of evaluations of their own, before there is a graph that would wait in memory meanwhile."""
@@ -265,11 +260,12 @@ class Balanced(Wrapper):
             return
         if replay is None:
             raise ValueError(
-                f'engine="{self._engine.kind}" evaluates the losses again: pass a closure, or losses with again=function.'
+                f'engine="{self._engine.text}" evaluates the losses again: pass a closure, or losses with again=function.'
             )
         shared = None if self._shared is None else [p for p in self._shared if p.requires_grad]
-        gram = gram_by_columns if self._engine.kind == COLUMNS else gram_anew
-        self._pending.foreseen["gram"] = gram(lambda: self._again(replay), self._parameters(), shared)
+        gram = gram_by_columns if self._engine.text == COLUMNS else gram_anew
+        self._pending.foreseen.clear()
+        self._pending.foreseen["gram"] = gram(lambda: self._ahead(replay), self._parameters(), shared)
 
     def _read(self, answer: Losses, replay: Replay | None) -> TaskLosses:
         losses = read_losses(answer, self.tasks)
@@ -283,7 +279,7 @@ class Balanced(Wrapper):
                 f"{self.balancer.name} does not reduce task gradients over processes yet, so that its ranks would drift apart"
             )
             for feature, remedy in graph_features(losses.values).items():
-                if feature != "compiled models" or self._engine.kind == COLUMNS:
+                if feature != "compiled models" or self._engine.text == COLUMNS:
                     raise RuntimeError(
                         f"{self.balancer.name} takes task gradients, which do not work with {feature}: {remedy}."
                     )
@@ -293,6 +289,7 @@ class Balanced(Wrapper):
     def _combined(self, losses: TaskLosses, batch: MicroBatch | None) -> Tensor:
         if batch is None:  # nobody differentiates this
             return self._shown(losses, pick(self.task_weights, losses.present))
+        check_same_tasks(self._pending.foreseen.pop("tasks", losses.names), losses.names)
         tasks = Tasks(losses, self._parameters(), self._shared, self._engine, self._pending.foreseen.pop("gram", None))
         if isinstance(self.balancer, Aggregator) and bool(losses.values.isfinite().all()):
             weights = batch.observed = self._remembered(self.balancer.weights(tasks, self.memory), losses)
@@ -349,6 +346,12 @@ class Balanced(Wrapper):
     def _again(self, replay: Replay) -> Iterator[TaskLosses]:
         with replay.again() as answer:
             yield read_losses(answer, self.tasks)
+
+    @contextlib.contextmanager
+    def _ahead(self, replay: Replay) -> Iterator[TaskLosses]:
+        with self._again(replay) as losses:
+            check_same_tasks(self._pending.foreseen.setdefault("tasks", losses.names), losses.names)
+            yield losses
 
     def _is_good(self, batches: Sequence[MicroBatch]) -> bool:
         """Whether all losses and weights are finite, on all ranks. An accelerator tells later, unless bad steps are skipped."""

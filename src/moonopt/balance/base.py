@@ -16,7 +16,7 @@ from moonopt.tasks.gradients import by_parameter, gram_by_blocks, gram_matrix, s
 from moonopt.tasks.losses import TaskLosses, task_names
 from moonopt.tasks.reduce import mean_over_ranks
 
-ANEW, COLUMNS = "stored:anew", "columns"
+STORED, ANEW, COLUMNS, BLOCKED = "stored", "stored:anew", "columns", "blocked"
 
 Heads = Literal["weighted", "plain"]
 Rows = list[list[Tensor | None]]
@@ -47,24 +47,24 @@ class Memory(MutableMapping[str, Any]):
 class Engine(NamedTuple):
     """How the inner products of the task gradients are had: "stored", "stored:anew", "columns" or "blocked:SIZE"."""
 
-    kind: str
+    text: str
     size: int = 0
 
     @classmethod
     def read(cls, text: str) -> "Engine":
         kind, _, size = text.partition(":")
-        if text in ("stored", ANEW, COLUMNS):
+        if text in (STORED, ANEW, COLUMNS):
             return cls(text)
-        if kind == "blocked" and size.isdecimal() and int(size) > 0:
-            return cls(kind, int(size))
+        if kind == BLOCKED and size.isdecimal() and int(size) > 0:
+            return cls(text, int(size))
         raise ValueError(
-            f'engine must be "stored", "{ANEW}", "{COLUMNS}" or "blocked:SIZE" such as "blocked:4", found {text!r}.'
+            f'engine must be "{STORED}", "{ANEW}", "{COLUMNS}" or "{BLOCKED}:SIZE" such as "{BLOCKED}:4", found {text!r}.'
         )
 
     @property
     def evaluates_again(self) -> bool:
         """Whether the losses are evaluated for it, task by task."""
-        return self.kind in (ANEW, COLUMNS)
+        return self.text in (ANEW, COLUMNS)
 
 
 class NonFiniteGradientError(Exception):
@@ -182,7 +182,7 @@ class Tasks:
         """The inner products of the task gradients in the shared parameters, in float64."""
         if self._gram is not None:
             return self._gram
-        if self._engine.kind == "blocked":
+        if self._engine.size:
             return gram_by_blocks(self.losses.separate, self.shared, self._engine.size)
         return gram_matrix(self.rows)
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from moonopt.tasks.verbs import TaskOptimizer
@@ -44,3 +45,13 @@ class Wrapper(TaskOptimizer):
 
     def register_load_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
         return self.optimizer.register_load_state_dict_post_hook(hook, prepend)
+
+
+def make_capturable(optimizer: Optimizer) -> None:
+    """One of torch's then keeps its number of steps, and what else is one number, on the device."""
+    for group in optimizer.param_groups:
+        group["capturable"] = True
+        for p in group["params"]:
+            state = optimizer.state.get(p, {})
+            numbers = {name: value for name, value in state.items() if isinstance(value, Tensor) and value.ndim == 0}
+            state |= {name: value.to(p.device) for name, value in numbers.items()}

@@ -108,8 +108,11 @@ class SceneBenchmark(Benchmark):
         convention = self.settings["data.metrics"]
         if convention not in CONVENTIONS:
             raise UserError(unknown_name(convention, tuple(CONVENTIONS), "data.metrics"))
-        kinds = Confusion(self.layout.classes), DepthErrors(convention), AngleErrors(convention)
-        tallies: dict[str, Tally] = dict(zip(self.tasks, kinds, strict=False))
+        tallies: dict[str, Tally] = {
+            "segmentation": Confusion(self.layout.classes),
+            "depth": DepthErrors(convention),
+            "normal": AngleErrors(convention),
+        }
         size = self.settings["data.metrics_batch"]
         if size < 1 or self.evaluation_batch % size:
             # Any other number would break the batches of the protocol where scenes are fetched.

@@ -97,8 +97,10 @@ class _Board:
         self.bench = find(cells[0].benchmark)
 
     def shown_metrics(self, row: Progress) -> str:
-        """The headline metric of the last evaluation, and Δm where there is a reference."""
-        name = self.bench.headline
+        """The headline metric of the last evaluation, or that of its single task, and Δm where there is a reference."""
+        task = task_of(row.cell.method, row.cell.settings)
+        own = (metric.name for metric in self.bench.metrics if task is not None and metric.task == task)
+        name = next(own, self.bench.headline)
         texts = [f"{name} {_short(row.metrics[name])}"] if name in row.metrics else []
         drop = self._delta(row)
         return "  ".join([*texts, *([] if drop is None else [f"Δm {drop:+.2f} %"])])
@@ -214,7 +216,7 @@ class LiveScreen(_Board):
                 "": ProgressBar(total=max(row.steps, 1), completed=completed, width=12),
                 "epoch": f"{row.epoch:.1f}/{row.epochs}" if row.epochs else "",
                 "losses": row.shown_losses() if self._console.width >= WIDE else "",
-                metric: _short(row.metrics[metric]) if metric in row.metrics else "",
+                metric: _short(row.metrics[metric]) if metric in row.metrics and not is_single(row.cell.method) else "",
                 "Δm (%)": "" if drop is None else f"{drop:+.2f}",
                 "time left": _duration(left) if left is not None else Text(row.status, style=_STYLES.get(row.status, "")),
             }

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moonopt.bench import Benchmark
-from moonopt.errors import UserError
+from moonopt.errors import UserError, unknown_name
 
 STL = "stl"
 
@@ -29,13 +29,18 @@ def task_of(method: str, settings: Mapping[str, Any]) -> str | None:
 
 
 def check_task(method: str, settings: Mapping[str, Any], tasks: Sequence[str]) -> None:
-    """Raises ``UserError`` for a run of a single-task method that does not say which."""
-    if is_single(method) and settings.get(TASK) is None:
+    """Raises ``UserError`` for a run of a single-task method that does not say which, or names none of them."""
+    if not is_single(method):
+        return
+    task = settings.get(TASK)
+    if task is None:
         known = ", ".join(tasks) if len(tasks) <= MOST_NAMED else f"{', '.join(tasks[:MOST_NAMED])}, ..."
         raise UserError(
             f"{method} trains one task: say which of {known} by --set {TASK}={tasks[0]}, or have all of them with "
             f"`moonopt compare --methods {method}`."
         )
+    if task not in tasks:
+        raise UserError(unknown_name(str(task), tasks, "task"))
 
 
 def without_task(method: str, overrides: Mapping[str, Any]) -> dict[str, Any]:

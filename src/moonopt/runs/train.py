@@ -192,7 +192,10 @@ class Training:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
+        try:
+            self.model.load_state_dict(state["model"])
+        except RuntimeError as error:
+            raise UserError(f"The checkpoint is of another model; --overwrite begins anew. {error}") from error
         self.method.load_state_dict(state["method"])
         self.schedule.load_state_dict(state["schedule"])
         self.bench.load_state_dict(state.get("bench", {}))

@@ -73,6 +73,15 @@ def read_losses(answer: Losses, tasks: Sequence[str] | None = None) -> TaskLosse
     return TaskLosses(names, present, values, separate, rounding=spacing * values.detach().abs())
 
 
+def check_same_tasks(before: Sequence[str], again: Sequence[str]) -> None:
+    """Raise where another evaluation has the losses of other tasks."""
+    if before != again:
+        raise ValueError(
+            f"Evaluated again, the closure returned the losses of {', '.join(again)}, expected those of {', '.join(before)} as "
+            "before."
+        )
+
+
 def in_half_precision(answer: Losses) -> bool:
     """Whether some loss has fewer digits than float32."""
     losses = [answer] if isinstance(answer, Tensor) else answer.values() if isinstance(answer, Mapping) else answer

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moonopt.tasks.losses import TaskLosses
+from moonopt.tasks.losses import TaskLosses, check_same_tasks
 from moonopt.tasks.replay import Replay
 from moonopt.tasks.watch import Watch
 
@@ -33,11 +33,7 @@ class MicroBatch:
 
     def evaluated_again(self, losses: TaskLosses) -> TaskLosses:
         """The losses of a later evaluation, which must be those of the same tasks."""
-        if losses.names != self.names:
-            raise ValueError(
-                f"Evaluated again, the closure returned the losses of {', '.join(losses.names)}, "
-                f"expected those of {', '.join(self.names)} as before."
-            )
+        check_same_tasks(self.names, losses.names)
         return losses
 
 
@@ -50,7 +46,7 @@ class Pending:
         self.counters: dict[str, int | Tensor] = {}
         self.latest: dict[str, float | Tensor] = {}  # of the last step, for diagnostics
         self.by_task: dict[str, Tensor] = {}  # of the last step, one number per task
-        self.foreseen: dict[str, Tensor] = {}  # what was evaluated before the first evaluation
+        self.foreseen: dict[str, Any] = {}  # what was evaluated before the first evaluation
         self.shared: list[Tensor] = []  # the parameters that tasks have in common, where a balancer asks
         self.warned: set[str] = set()
 

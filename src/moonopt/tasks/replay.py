@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from moonopt.tasks.capturing import draw_again, is_capturing
 from moonopt.tasks.kernels import KERNELS, has_dropout, plain_kernels
@@ -99,7 +100,9 @@ class _Buffers:
         for owner, name, buffer in self._places:
             if owner._buffers.get(name) is not buffer:
                 owner._buffers[name] = buffer
-        _copy(self._tensors, self._contents)
+        # A graph that waits may have saved them: after an evaluation they are for it what they were.
+        with _unsafe_preserve_version_counter(tuple(each for each in self._tensors if not each.is_inference())):
+            _copy(self._tensors, self._contents)
 
 
 @torch.no_grad()
