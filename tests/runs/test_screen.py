@@ -8,6 +8,8 @@ import pytest
 from rich.console import Console
 from small_runs import TINY, cell
 
+from moonopt.bench.nyuv2 import NYUv2
+from moonopt.runs.cell import make_cell
 from moonopt.runs.engines import Outcome
 from moonopt.runs.report.study import read_runs, studies
 from moonopt.runs.report.tables import results_table
@@ -223,3 +225,24 @@ def test_a_file_gets_plain_lines_and_a_terminal_a_table(monkeypatch):
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (61, "1:01"), (3725, "1:02:05")])
 def test_durations(seconds, text):
     assert _duration(seconds) == text
+
+
+@pytest.mark.parametrize("made_up", [False, True])
+def test_what_is_published_is_no_reference_for_made_up_data(made_up, tmp_path):
+    chosen = make_cell("nyuv2", "ls", 0, [])
+    metrics = NYUv2.published.rows["ls"] | {NYUv2.headline: 1.0}
+    screen, _ = plain([chosen])
+    screen.record(0, START | {"made_up": made_up})
+    screen.rows[0].metrics = metrics
+    assert ("Δm" in screen.shown_metrics(screen.rows[0])) != made_up
+    result = RESULT | {"metrics": metrics, "format": 1, "tasks": list(NYUv2.tasks)} | {"made_up_data": made_up}
+    screen.end(0, Outcome(chosen, "done", result))
+    assert ("Δm" in screen.shown_metrics(screen.rows[0])) != made_up
+    chosen.folder(tmp_path).mkdir(parents=True)
+    write_json(chosen.folder(tmp_path) / "config.json", chosen.config)
+    write_json(chosen.folder(tmp_path) / "result.json", result)
+    (study,) = studies(read_runs([tmp_path]), ["ls"])
+    headings = [column.heading for column in results_table(study).columns]
+    assert ("Δm (%) ↓" in headings) != made_up
+    told = " ".join(results_table(study, "published").notes)
+    assert ("No Δm: made-up data cannot be set beside what is published." in told) == made_up

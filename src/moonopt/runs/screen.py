@@ -50,6 +50,7 @@ class Progress:
     losses: Mapping[str, float | None] = field(default_factory=dict)
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     began: tuple[float, int] | None = None  # when, and at which step
+    made_up: bool = False  # whether its data are
 
     def take(self, record: Mapping[str, Any]) -> None:
         """What a record says."""
@@ -57,6 +58,7 @@ class Progress:
         if kind == "start":
             self.status, self.began = "running", (time.monotonic(), record["step"])
             self.step, self.steps, self.epochs = record["step"], record["steps"], record["epochs"]
+            self.made_up = record.get("made_up", False)
         elif kind == "train":
             self.step, self.epoch, self.losses = record["step"], record["epoch"], record["loss"]
         elif kind == "evaluation":
@@ -68,6 +70,7 @@ class Progress:
             self.metrics, self.step = outcome.result["metrics"], outcome.result["steps"]
             self.steps = self.step
             self.epoch = self.epochs = outcome.result["epochs"]
+            self.made_up = outcome.result.get("made_up_data", False)
 
     @property
     def seconds_left(self) -> float | None:
@@ -116,8 +119,9 @@ class _Board:
 
     def _reference(self, seed: int) -> Reference | None:
         single = [row for row in self.rows if is_single(row.cell.method)]
+        published = None if any(row.made_up for row in self.rows) else published_reference(self.bench.published)
         if not single:
-            return published_reference(self.bench.published)
+            return published
         first = min(single, key=lambda row: row.cell.method != STL).cell  # the first of equals
         chosen = [row for row in single if _group(row.cell) == _group(first)]
         by_seed: dict[int, dict[str, float | None]] = {}
@@ -130,7 +134,7 @@ class _Board:
             return reference
         if any(row.status in ("waiting", "running") for row in chosen):
             return None
-        return reference or published_reference(self.bench.published)
+        return reference or published
 
 
 def _group(cell: Cell) -> tuple[str, dict[str, Any]]:

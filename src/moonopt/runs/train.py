@@ -106,7 +106,8 @@ class Training:
             progress.commits.append(code)
         log = MetricsLog(folder.path / METRICS, 0 if state is None else state["metrics_length"])
         events = EventFiles(folder.path, progress.step)
-        tell({"kind": "start", "step": progress.step, "steps": self.steps, "epochs": settings["train.epochs"]})
+        begun = {"step": progress.step, "steps": self.steps, "epochs": settings["train.epochs"], "made_up": self.made_up}
+        tell({"kind": "start", **begun})
 
         def write(record: dict[str, Any]) -> None:
             log.write(record)

@@ -43,8 +43,8 @@ def results_table(study: Study, reference: str | None = None) -> Table:
 
     Args:
         study: of one benchmark.
-        reference: what Δm refers to, "published" or "stl"; None takes ``stl`` if it was run, else what is published. Without
-            either there is no Δm.
+        reference: what Δm refers to, "published" or "stl"; None takes ``stl`` if it was run, else what is published, unless
+            the data are made up. Without either there is no Δm.
 
     """
     against, about_delta = _reference(study, reference)
@@ -98,7 +98,8 @@ def shown(mean: float | None, spread: float | None, digits: int) -> Entry:
 def _reference(study: Study, name: str | None) -> tuple[Reference | None, list[str]]:
     """What Δm refers to, None where there is no Δm, and what a note says about it, if anything."""
     _check_name(name)
-    single, published = _single_reference(study), published_reference(study.benchmark.published)
+    single = _single_reference(study)
+    published = None if study.on_made_up_data else published_reference(study.benchmark.published)
     if name is None and single is None and published is None:
         return None, []
     reference = published if name == PUBLISHED or (name is None and single is None) else single
@@ -122,6 +123,8 @@ def _why_absent(study: Study, name: str | None) -> str:
     """Why there is no such reference at all, as the end of a sentence."""
     if not has_task_metrics(study.benchmark):
         return f"{study.benchmark.name} has no metric that belongs to a task"
+    if name == PUBLISHED and study.on_made_up_data:
+        return "made-up data cannot be set beside what is published"
     if name == PUBLISHED:
         return f"nothing is published for {study.benchmark.name} that it could refer to"
     return (
