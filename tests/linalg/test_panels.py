@@ -5,7 +5,7 @@ import torch
 
 from moonopt.linalg import polar as polar_module, scaling
 from moonopt.linalg.kernels import Products, panels, presence, products, products_for
-from moonopt.linalg.polar import HALF_PRECISION_SIDE, polar, polar_dtype, polar_each
+from moonopt.linalg.polar import HALF_PRECISION_SIDE_ON_CPUS, polar, polar_dtype, polar_each
 
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -121,7 +121,7 @@ def test_large_matrices_are_brought_to_scale_as_small_ones_are(monkeypatch):
 @pytest.mark.parametrize("native", [False, True])
 def test_default_on_cpus_is_bfloat16_for_large_matrices_where_the_cpu_multiplies_it(monkeypatch, native):
     monkeypatch.setattr(polar_module, "cpu_multiplies_bfloat16", lambda: native)
-    large, small = (torch.empty(side, 1000) for side in (HALF_PRECISION_SIDE, HALF_PRECISION_SIDE - 1))
+    large, small = (torch.empty(side, 1000) for side in (HALF_PRECISION_SIDE_ON_CPUS, HALF_PRECISION_SIDE_ON_CPUS - 1))
     assert polar_dtype(large) == (torch.bfloat16 if native else torch.float32)
     assert polar_dtype(large.bfloat16()) == polar_dtype(large)
     assert polar_dtype(small) == torch.float32

@@ -19,9 +19,9 @@ from moonopt.linalg.schedules import SCHEDULES, Schedule, Triple, schedule as na
 
 #: Exact factorisations, beside the Newton-Schulz schedules.
 EXACT = ("svd", "eigh")
-#: Matrices whose short side is at least this long are iterated in half precision on an accelerator, and on a CPU that
-#: multiplies bfloat16: there it takes half the time of float32, and below this side float32 is fast enough to keep.
-HALF_PRECISION_SIDE = 256
+#: Matrices whose short side is at least this long are iterated in half precision on an accelerator; the second number is for
+#: a CPU that multiplies bfloat16. There it takes half the time of float32, which below is fast enough to keep.
+HALF_PRECISION_SIDE, HALF_PRECISION_SIDE_ON_CPUS = 256, 192
 #: On a CPU, a stack has about so many bytes, or a matrix per thread: a chain of products over it then stays in the caches.
 PORTION = 3 * 2**20
 #: From this ratio r of the sides on, iterating on the Gram matrix is less work: with one restart 8 r + 28 against
@@ -52,10 +52,10 @@ def polar(matrix: Tensor, schedule: str = "polar_express", steps: int = 5, dtype
             as zero; ``eigh``, which sees their squares, cannot tell those below 1e-7 * largest from zero either.
         steps: number of Newton-Schulz steps. Five bring singular values above 1e-2 of the norm to within 0.15 of 1,
             eight to within rounding.
-        dtype: in which to compute. By default float16 on a GPU where min(p, q) >= 256 (bfloat16 on other accelerators, and
-            on CPUs that multiply it natively), else float32, and float64 for float64 input. Half precision fills the null
-            space of a rank-deficient matrix with rounding (singular values of 0.3 to 1 in place of 0 in bfloat16, 0.1 to
-            0.3 in float16); float32 keeps it below 1e-3 up to ten steps of every schedule.
+        dtype: in which to compute. By default float16 on a GPU where min(p, q) >= 256 (bfloat16 on other accelerators),
+            bfloat16 where min(p, q) >= 192 on CPUs that multiply it natively, else float32, and float64 for float64 input.
+            Half precision fills the null space of a rank-deficient matrix with rounding (singular values of 0.3 to 1 in
+            place of 0 in bfloat16, 0.1 to 0.3 in float16); float32 keeps it below 1e-3 up to ten steps of every schedule.
 
     >>> polar(torch.tensor([[3.0, 0.0], [0.0, -2.0]]), schedule="svd")
     tensor([[ 1.,  0.],
@@ -145,7 +145,7 @@ def polar_dtype(matrix: Tensor, dtype: torch.dtype | None = None, schedule: str 
         return dtype
     device = matrix.device.type
     full = device == "meta" or (device == "cpu" and not cpu_multiplies_bfloat16())
-    if full or min(matrix.shape[-2:]) < HALF_PRECISION_SIDE:
+    if full or min(matrix.shape[-2:]) < (HALF_PRECISION_SIDE_ON_CPUS if device == "cpu" else HALF_PRECISION_SIDE):
         return torch.float32
     return torch.float16 if device == "cuda" else torch.bfloat16
 

@@ -21,7 +21,8 @@ Finite = Literal[True] | Tensor
 def usable(gradients: Tensors, state: Tensors, finite: Finite, scale: Tensor | None) -> Tensors:
     """The gradients in the dtypes of the state, divided by the factor of a GradScaler, and 0 where the step is void."""
     ready = gradients if finite is True else _masked(gradients, state, finite)
-    ready = [each.to(like.dtype) for each, like in zip(ready, state, strict=True)]
+    pairs = zip(ready, state, strict=True)
+    ready = [each if each.dtype == like.dtype else each.to(like.dtype) for each, like in pairs]
     return ready if scale is None else torch._foreach_div(ready, scale.to(ready[0].device).reshape(()))
 
 

@@ -32,7 +32,7 @@ LARGE_SETS: dict[str, list[Shape]] = {
     "llama3-8b": ([(4096, 4096), (1024, 4096), (14336, 4096)] * 2 + [(4096, 14336)]) * 8,
 }
 #: Short sides, and how many matrices of each: fewer large ones, so that a round stays short.
-SIZES = {16: 24, 32: 24, 64: 24, 128: 24, 256: 12, 512: 8, 1024: 4, 2048: 2}
+SIZES = {16: 24, 32: 24, 64: 24, 128: 24, 192: 24, 256: 12, 512: 8, 1024: 4, 2048: 2}
 #: The longest side of a rectangle.
 LONGEST = 3072
 
