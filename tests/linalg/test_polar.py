@@ -398,7 +398,7 @@ def test_asking_for_a_dtype_computes_in_it():
     assert errors[torch.float64] < 1e-9 < errors[torch.float32] < 1e-4 < errors[torch.bfloat16] < 0.1
 
 
-@pytest.mark.parametrize("side", [4, 255])
+@pytest.mark.parametrize("side", [4, 191])
 @pytest.mark.parametrize("asked", FLOATING_DTYPES)
 def test_working_dtype_of_small_matrices_is_float32_unless_the_matrix_or_the_caller_says_otherwise(side, asked):
     for dtype in FLOATING_DTYPES:
@@ -498,7 +498,7 @@ def test_every_schedule_keeps_float32_within_the_row_and_column_space(name, step
     generator = torch.Generator().manual_seed(0)
     for p, q in [(6, 6), (64, 128), (192, 192)]:
         column, row = (torch.randint(-9, 10, shape, generator=generator).double() for shape in ((p, 1), (1, q)))
-        factor = polar((column @ row).float(), name, steps=steps).double()
+        factor = polar((column @ row).float(), name, steps=steps, dtype=torch.float32).double()
         left, right = column / column.norm(), row / row.norm()
         outside = [factor - left @ (left.mT @ factor), factor - (factor @ right.mT) @ right]
         assert max(torch.linalg.matrix_norm(each, 2).item() for each in outside) <= 1e-3
