@@ -13,6 +13,7 @@ from moonopt.bench.math_rl import MathRL
 from moonopt.errors import UserError
 from moonopt.methods import METHODS
 from moonopt.runs.interrupt import Stop
+from moonopt.runs.single import is_single
 from moonopt.runs.train import InterruptedRun
 
 pytest.importorskip("transformers")
@@ -61,7 +62,8 @@ def hexed(value):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_makes_two_updates(method, folder, tmp_path):
-    run = tiny.run(tiny.cell(method, train__epochs=1), tmp_path, folder)
+    task = {"balancer__task": "clarity"} if is_single(method) else {}
+    run = tiny.run(tiny.cell(method, train__epochs=1, **task), tmp_path, folder)
     lines = tiny.lines(run, "train")
     assert [line["step"] for line in lines] == [1, 2]
     assert all(0 < loss < 1 for line in lines for loss in line["loss"].values())
