@@ -137,6 +137,7 @@ class Benchmark(ABC):
         capturable: whether a step may become a CUDA graph; not where shapes differ from batch to batch.
         tests_at_end: whether test data are looked at once, with the parameters that were selected, and not while training.
         evaluation_batch: how many examples an evaluation fetches at a time; metrics must not depend on it but for rounding.
+        made_up_size: height and width of made-up images, where ``make`` takes others as ``size``.
     """
 
     name: ClassVar[str]
@@ -151,6 +152,7 @@ class Benchmark(ABC):
     capturable: ClassVar[bool] = True
     tests_at_end: ClassVar[bool] = False
     evaluation_batch: ClassVar[int] = 512
+    made_up_size: ClassVar[tuple[int, int] | None] = None
 
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
         self.settings = self.all_defaults() | dict(settings or {})
@@ -159,6 +161,16 @@ class Benchmark(ABC):
     def all_defaults(cls) -> dict[str, Any]:
         """Every setting of the benchmark and of the training loop."""
         return {**TRAINING, **cls.defaults}
+
+    @classmethod
+    def headline_metric(cls) -> Metric:
+        """The one that sums a run up."""
+        return next(metric for metric in cls.metrics if metric.name == cls.headline)
+
+    @classmethod
+    def metrics_of_task(cls, task: str) -> list[Metric]:
+        """Those that belong to it."""
+        return [metric for metric in cls.metrics if metric.task == task]
 
     @property
     @abstractmethod
@@ -215,11 +227,11 @@ class Benchmark(ABC):
 
     def score(self, metrics: Mapping[str, float]) -> float:
         """What a selection on validation data minimises: by default the headline metric, in its direction."""
-        return self._lower_is_better(metrics, [metric for metric in self.metrics if metric.name == self.headline])
+        return self._lower_is_better(metrics, [self.headline_metric()])
 
     def score_of_task(self, metrics: Mapping[str, float], task: str) -> float:
         """The same for a run that trains one task alone: by default the mean of its metrics, in their direction."""
-        own = [metric for metric in self.metrics if metric.task == task]
+        own = self.metrics_of_task(task)
         return self._lower_is_better(metrics, own) if own else self.score(metrics)
 
     def missing(self, folder: Path) -> str | None:

@@ -64,7 +64,7 @@ class SceneBenchmark(Benchmark):
     """Pixels of scenes. A batch has images, labels, depths and, where the layout has them, normals."""
 
     layout: ClassVar[Layout]
-    made_up_size: ClassVar[tuple[int, int]]  # height and width
+    made_up_size: ClassVar[tuple[int, int]]
     files: ClassVar[str] = "the npy files of MTAN's archive"
     reference: ClassVar[Mapping[str, float]]  # metrics of single-task learning that the headline is relative to
     headline = RELATIVE.name
@@ -134,7 +134,7 @@ class SceneBenchmark(Benchmark):
 
     def score_of_task(self, metrics: Mapping[str, float], task: str) -> float:
         """How the metrics of a task are to those of the published single-task learning: they have no common unit."""
-        return self._relative(metrics, [metric for metric in self.metrics if metric.task == task])
+        return self._relative(metrics, self.metrics_of_task(task))
 
     def missing(self, folder: Path) -> str | None:
         if (absent := scenes.missing(self._tree(folder), self.layout)) is None:

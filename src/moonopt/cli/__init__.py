@@ -249,8 +249,7 @@ def tune(
     with stopping() as stop, screen_for(sys.stdout) as screen:
         comparison, tuned = tune_methods(benchmark, grids, read_seeds(seeds), layers, plan, stop, screen, machine)
     _exit_if_unfinished(comparison, stop, overwrite)
-    bench = find(benchmark)
-    print_trials(out, tuned, next(metric for metric in bench.metrics if metric.name == bench.headline))
+    print_trials(out, tuned, find(benchmark).headline_metric())
     path = file or next(iter(comparison.cells)).folder(out_folder).parents[1] / "tuned.json"
     write_json(path, tuned | {"command": repeating(sys.argv[1:])})
     out.print(f"\nUse it with: moonopt compare {benchmark} --methods {methods} --tuned {path}", soft_wrap=True, highlight=False)

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from moonopt.bench import BENCHMARKS, find
-from moonopt.bench.nyuv2 import SceneBenchmark
 from moonopt.bench.registry import find_data
 from moonopt.cli.options import DataFolder, DataName, find_data_folder, out
 from moonopt.errors import UserError
@@ -52,12 +51,9 @@ def data_make(
 ) -> None:
     """Make up data in the format of the real ones."""
     folder, bench = out_folder or find_data_folder(data), find_data(name)()
-    if size is None:
-        bench.make(folder, count, seed)
-    elif isinstance(bench, SceneBenchmark):
-        bench.make(folder, count, seed, _read_size(size))
-    else:
+    if size is not None and bench.made_up_size is None:
         raise UserError(f"--size is for scenes: the images of {name} have one size.")
+    bench.make(folder, count, seed, **({} if size is None else {"size": _read_size(size)}))
     out.print(f"Made-up data of {name} are in {folder}.", soft_wrap=True, highlight=False)
 
 

@@ -102,8 +102,8 @@ class _Board:
     def shown_metrics(self, row: Progress) -> str:
         """The headline metric of the last evaluation, or that of its single task, and Δm where there is a reference."""
         task = task_of(row.cell.method, row.cell.settings)
-        own = (metric.name for metric in self.bench.metrics if task is not None and metric.task == task)
-        name = next(own, self.bench.headline)
+        own = [] if task is None else self.bench.metrics_of_task(task)
+        name = own[0].name if own else self.bench.headline
         texts = [f"{name} {_short(row.metrics[name])}"] if name in row.metrics else []
         drop = self._delta(row)
         return "  ".join([*texts, *([] if drop is None else [f"Δm {drop:+.2f} %"])])

@@ -22,7 +22,7 @@ def interleaved(contestants: Contestants, rounds: int, repeat: int = 1, warmup: 
     In a round each runs ``repeat`` times in a row. Returns for each the median and quartiles of one run in milliseconds.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
-    synchronize: Callable[[], object] = torch.accelerator.synchronize if torch.accelerator.is_available() else _nothing
+    synchronize = waits_for_device()
     for number in range(warmup + rounds):
         for name, run in contestants.items():
             synchronize()
@@ -33,6 +33,11 @@ def interleaved(contestants: Contestants, rounds: int, repeat: int = 1, warmup: 
             if number >= warmup:
                 seconds[name].append((time.perf_counter() - start) / repeat)
     return {name: _summary(times) for name, times in seconds.items()}
+
+
+def waits_for_device() -> Callable[[], object]:
+    """What to call before a look at the clock."""
+    return torch.accelerator.synchronize if torch.accelerator.is_available() else _nothing
 
 
 def autocast(products: str, device: torch.device | str) -> torch.autocast:

@@ -19,11 +19,11 @@ import torch
 from moonopt.bench import find
 from moonopt.errors import UserError
 from moonopt.speed.loading import stepper, training_options
-from moonopt.speed.measure import command_line, show
+from moonopt.speed.measure import command_line, show, waits_for_device
 
 JOBS, SECONDS = (1, 2, 4), 5.0
 WARMUP = 8
-#: Where MPS can be reached, if nothing else is said.
+#: Where NVIDIA has MPS reached, if nothing else is said.
 MPS = "/tmp/nvidia-mps"
 #: Seconds in which all processes must be ready: compiling takes long.
 PATIENCE = 600
@@ -117,21 +117,17 @@ def _steps_per_second(training: Training, seconds: float, threads: int, ready: B
     indices = torch.arange(min(bench.settings["train.batch_size"], len(splits.train)))
     batch = splits.train.batch(indices, torch.Generator().manual_seed(0))
     step = stepper(bench, training.method, training.device, training.products, training.compiled)
+    synchronize = waits_for_device()
     for _ in range(WARMUP):
         step(batch)
-    _synchronize(training.device)
+    synchronize()
     ready.wait(PATIENCE)
     start, steps = time.perf_counter(), 0
     while time.perf_counter() - start < seconds:
         step(batch)
         steps += 1
-        _synchronize(training.device)
+        synchronize()
     return steps / (time.perf_counter() - start)
-
-
-def _synchronize(device: str) -> None:
-    if torch.device(device).type != "cpu":
-        torch.accelerator.synchronize()
 
 
 if __name__ == "__main__":

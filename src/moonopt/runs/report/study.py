@@ -78,7 +78,7 @@ class Study:
     @property
     def headline(self) -> Metric:
         """The metric that sums a run up."""
-        return next(metric for metric in self.benchmark.metrics if metric.name == self.benchmark.headline)
+        return self.benchmark.headline_metric()
 
 
 def studies(runs: Iterable[Run], order: Sequence[str] | None = None) -> list[Study]:
