@@ -44,6 +44,16 @@ def test_one_task_alone_is_captured(folder, tmp_path):
     assert {name for name, value in result["metrics"].items() if value is not None} == {"absolute error", "relative error"}
 
 
+@pytest.mark.parametrize("bench", [NYUv2, CityScapes])
+def test_a_batch_on_the_gpu_is_that_of_the_host(bench, folder):
+    here = bench().load(folder, 0).train
+    indices, there = torch.arange(8), here.to(torch.device("cuda"))
+    batches = [each.batch(indices, torch.Generator().manual_seed(1)) for each in (here, there)]
+    for ours, found in zip(*batches, strict=True):
+        assert found.is_cuda
+        torch.testing.assert_close(found.cpu(), ours, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize(("method", "amp"), [("moon", False), ("moon", True), ("nash-mtl", False)])
 @pytest.mark.parametrize("name", TINY)
 def test_a_run_is_captured_and_the_same_again(name, method, amp, folder, tmp_path):

@@ -59,7 +59,8 @@ class Tensors:
         return len(self.tensors[0])
 
     def batch(self, indices: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
-        return tuple(tensor[indices.to(tensor.device, non_blocking=True)] for tensor in self.tensors)
+        there = indices.to(self.tensors[0].device, non_blocking=True)
+        return tuple(tensor[there] for tensor in self.tensors)
 
     def to(self, device: torch.device) -> Self:
         """The same examples in the memory of a device."""

@@ -41,8 +41,7 @@ class Scenes(Tensors):
         scenes = image.float() / self.divisor, *targets
         if not self.augment:
             return scenes
-        views = drawn_views(len(indices), image.shape[2], image.shape[3], generator)
-        return seen(scenes, views.to(image.device))
+        return seen(scenes, drawn_views(len(indices), image.shape[2], image.shape[3], generator))
 
 
 class Views(NamedTuple):
@@ -54,9 +53,6 @@ class Views(NamedTuple):
     near_columns: Tensor  # (views, width)
     rows: Tensor  # the same between the pixels, where colours and normals are mixed
     columns: Tensor
-
-    def to(self, device: torch.device) -> "Views":
-        return Views(*(each.to(device, non_blocking=True) for each in self))
 
 
 def drawn_views(count: int, height: int, width: int, generator: torch.Generator) -> Views:
@@ -72,14 +68,28 @@ def drawn_views(count: int, height: int, width: int, generator: torch.Generator)
 
 
 def seen(scenes: Sequence[Tensor], views: Views) -> Batch:
-    """Each scene in its view; colours and normals are mixed, while labels and depths are those of the nearest pixel."""
+    """Each scene in its view; colours and normals are mixed, while labels and depths are those of the nearest pixel.
+
+    What the views alone decide is computed on the host and sent in two pieces: on a GPU, launches are what this costs.
+    """
     image, label, depth, *normals = scenes
-    scene = torch.arange(len(label), device=label.device)[:, None, None]
-    rows, columns = views.near_rows.unsqueeze(2), views.near_columns.unsqueeze(1)
-    depth = depth[scene, 0, rows, columns].unsqueeze(1) / views.scale[:, None, None, None]
-    sides = torch.stack([1 - 2 * views.mirrored.to(image.dtype), *2 * [torch.ones_like(views.scale)]], 1)
-    turned = [_mixed(normal, views) * sides[:, :, None, None] for normal in normals]
-    return _mixed(image, views), label[scene, rows, columns], depth, *turned
+    mixed, colours = torch.cat([image, *normals], 1) if normals else image, image.shape[1]
+    sides = torch.ones(len(label), mixed.shape[1], dtype=mixed.dtype)
+    if normals:
+        sides[:, colours] -= 2 * views.mirrored
+    top, bottom, down = _between(views.rows, mixed.dtype)
+    left, right, across = _between(views.columns, mixed.dtype)
+    scene = torch.arange(len(label)).unsqueeze(1)
+    scene, rows, columns, top, bottom, left, right = _sent(
+        [scene, views.near_rows, views.near_columns, top, bottom, left, right], label.device
+    )
+    scale, sides, down, across = _sent([views.scale.unsqueeze(1), sides, down, across], label.device)
+
+    nearest = scene.unsqueeze(2), rows.unsqueeze(2), columns.unsqueeze(1)
+    depth = depth[:, 0][nearest].unsqueeze(1) / scale[:, :, None, None]
+    mixed = _mixed_along(2, mixed, top, bottom, down)
+    mixed = _mixed_along(3, mixed, left, right, across) * sides[:, :, None, None]
+    return mixed[:, :colours], label[nearest], depth, *([mixed[:, colours:]] if normals else [])
 
 
 def _origins(size: int, number: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,16 +102,22 @@ def _origins(size: int, number: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
     return begin + near.clamp(max=part - 1), begin + new.double() * ((part - 1) / max(size - 1, 1))
 
 
-def _mixed(values: Tensor, views: Views) -> Tensor:
-    """Values (views, channels, height, width) between the pixels, linear in both directions."""
-    return _mixed_along(3, _mixed_along(2, values, views.rows), views.columns)
+def _sent(tensors: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
+    """Tensors (views, any length) of one type on a device, by one copy."""
+    moved = torch.cat(list(tensors), 1).to(device, non_blocking=True)
+    return torch.split(moved, [each.shape[1] for each in tensors], 1)
 
 
-def _mixed_along(dim: int, values: Tensor, origins: Tensor) -> Tensor:
-    shape = [len(origins), 1, 1, 1]
-    shape[dim] = -1
+def _between(origins: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """The pixels before and after each origin, and the share of the second."""
     low = origins.floor()
-    index = low.long().view(shape).expand_as(values)
-    beyond = (index + 1).clamp(max=values.shape[dim] - 1)
-    share = (origins - low).to(values.dtype).view(shape)
-    return torch.lerp(values.gather(dim, index), values.gather(dim, beyond), share)
+    whole = low.long()
+    return whole, (whole + 1).clamp(max=origins.shape[1] - 1), (origins - low).to(dtype)
+
+
+def _mixed_along(dim: int, values: Tensor, before: Tensor, after: Tensor, share: Tensor) -> Tensor:
+    """Values (views, channels, height, width) between the pixels of one direction, linear."""
+    shape = [len(values), 1, 1, 1]
+    shape[dim] = -1
+    first, second = (values.gather(dim, each.view(shape).expand_as(values)) for each in (before, after))
+    return torch.lerp(first, second, share.view(shape))
