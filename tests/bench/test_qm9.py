@@ -51,12 +51,12 @@ def test_the_splits_are_other_ones_for_every_seed_and_have_every_molecule_once(f
 def test_a_batch_is_padded_to_few_widths_in_which_every_atom_has_room(folder):
     widths = set()
     for data in vars(QM9(FEW).load(folder, 0)).values():
-        numbers, positions, bonds, targets = data.tensors
+        atoms, positions, bonds, targets = data.tensors
         for some in torch.arange(len(data)).split(3):
             cut, near, kinds, wanted, _ = data.batch(some, torch.Generator())
             width = cut.shape[1]
-            assert torch.equal((cut > 0).sum(1), (numbers[some] > 0).sum(1))
-            assert torch.equal(cut, numbers[some, :width])
+            assert torch.equal((cut > 0).sum(1), (atoms[some] > 0).sum(1))
+            assert torch.equal(cut, atoms[some, :width])
             assert torch.equal(near, positions[some, :width])
             assert torch.equal(kinds, bonds[some, :width, :width])
             assert torch.equal(wanted, targets[some])

@@ -156,7 +156,7 @@ def test_what_pytorch_geometric_writes_itself_gives_the_same_tensors_and_feature
     edges = dense_batch(padded.numbers, nodes, padded.positions, padded.bonds).edges
     for number, graph in enumerate(theirs):
         atoms = graph.num_nodes
-        assert torch.equal(nodes[number, :atoms], graph.x)
+        assert torch.equal(nodes[number, :atoms].float(), graph.x)
         dense = torch.zeros(atoms, atoms, 4)
         dense[graph.edge_index[0], graph.edge_index[1]] = graph.edge_attr
         assert torch.equal(edges[number, :atoms, :atoms, :4], dense)

@@ -5,13 +5,15 @@ from collections import Counter
 import pytest
 import torch
 
+from moonopt.bench.data.qm9_molecules import NUMBER
 from moonopt.bench.models.mpnn import MPNN
 from moonopt.bench.models.mpnn_pyg import PyGNet
 from moonopt.speed import molecules
 
 
 def test_molecules_have_as_many_atoms_as_those_of_qm9():
-    numbers, positions, bonds, targets = molecules.molecules(500)
+    features, positions, bonds, targets = molecules.molecules(500)
+    numbers = features[..., NUMBER]
     atoms = (numbers > 0).sum(1)
     assert 17.5 < atoms.float().mean() < 18.5
     assert atoms.max() <= numbers.shape[1] <= 29
@@ -21,7 +23,7 @@ def test_molecules_have_as_many_atoms_as_those_of_qm9():
 
 
 def test_batches_have_the_widths_of_qm9():
-    widths = [numbers.shape[1] for numbers, *_ in molecules.typical_batches()]
+    widths = [features.shape[1] for features, *_ in molecules.typical_batches()]
     assert Counter(widths) == molecules.BATCHES
     largest = torch.tensor(molecules.ATOMS).cumsum(0).double()
     shares = (largest / largest[-1]) ** molecules.BATCH  # that all molecules of a batch have at most so many atoms

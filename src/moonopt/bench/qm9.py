@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from moonopt.bench.base import Benchmark, Splits, Tensors
 from moonopt.bench.data import qm9
-from moonopt.bench.data.qm9_molecules import TARGETS, Padded, node_features, padded_width
+from moonopt.bench.data.qm9_molecules import NUMBER, TARGETS, Padded, node_features, padded_width
 from moonopt.bench.metrics import Metric, delta_m
 from moonopt.bench.models.heads import SQUARED, mean_losses
 from moonopt.bench.models.mpnn import MPNN
@@ -119,8 +119,8 @@ class QM9(Benchmark):
         qm9.fetch(folder)
 
     def _predicted(self, model: nn.Module, given: list[Tensor]) -> Mapping[str, Tensor]:
-        numbers, positions, bonds = given
-        return model(dense_batch(numbers, node_features(numbers, bonds), positions, bonds))  # type: ignore[no-any-return]
+        atoms, positions, bonds = given
+        return model(dense_batch(atoms[..., NUMBER], atoms, positions, bonds))  # type: ignore[no-any-return]
 
     def _count(self, split: str) -> int:
         count: int = self.settings[f"data.{split}_molecules"]
@@ -136,20 +136,21 @@ class QM9(Benchmark):
 
 
 class Properties(Tensors):
-    """Padded molecules, their targets, and the scale by which these were divided, which every batch has.
+    """Padded molecules with the features of their atoms, targets, and the scale of these, which every batch has.
 
     A batch has no more padding than its largest molecule asks for, in few widths, each of which is a CUDA graph of its own.
     """
 
     def __init__(self, molecules: Padded, targets: Tensor, scale: Tensor) -> None:
-        super().__init__(*molecules, targets)
+        numbers, positions, bonds = molecules
+        super().__init__(node_features(numbers, bonds), positions, bonds, targets)
         self.scale = scale
-        self.sizes = (molecules.numbers > 0).sum(1)  # stays on the host
+        self.sizes = (numbers > 0).sum(1)  # stays on the host
 
     def batch(self, indices: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
-        numbers, positions, bonds, targets = self.tensors
+        atoms, positions, bonds, targets = self.tensors
         width = padded_width(int(self.sizes[indices].max()))
-        narrow = Tensors(numbers[:, :width], positions[:, :width], bonds[:, :width, :width], targets)
+        narrow = Tensors(atoms[:, :width], positions[:, :width], bonds[:, :width, :width], targets)
         return *narrow.batch(indices, generator), self.scale
 
     def to(self, device: torch.device) -> Self:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from moonopt.balance import LS, Balanced
-from moonopt.bench.data.qm9_molecules import ELEMENTS, TARGETS, node_features, padded_width
+from moonopt.bench.data.qm9_molecules import ELEMENTS, NUMBER, TARGETS, node_features, padded_width
 from moonopt.bench.models.heads import SQUARED, mean_losses
 from moonopt.bench.models.mpnn import MPNN
 from moonopt.bench.models.mpnn_molecules import dense_batch
@@ -39,7 +39,7 @@ METHODS = ("ls", "moon")
 REFERENCE = "pyg"
 
 Step = Callable[[], object]
-Given = tuple[Tensor, ...]  # numbers, positions, bonds, targets
+Given = tuple[Tensor, ...]  # features of atoms, positions, bonds, targets
 
 
 def measure(rounds: int = 10, device: str = "cpu", batch: int = BATCH) -> dict[str, Any]:
@@ -74,7 +74,8 @@ def molecules(count: int, seed: int = 0) -> Given:
     numbers = torch.tensor(ELEMENTS)[torch.randint(len(ELEMENTS), there.shape, generator=generator)] * there
     positions = 2 * torch.randn(*there.shape, 3, generator=generator) * there.unsqueeze(2)
     chain = torch.diag_embed(there[:, 1:].byte(), 1)
-    return numbers.byte(), positions, chain + chain.mT, torch.randn(count, len(TARGETS), generator=generator)
+    bonds, targets = chain + chain.mT, torch.randn(count, len(TARGETS), generator=generator)
+    return node_features(numbers, bonds), positions, bonds, targets
 
 
 def typical_batches(count: int = BATCH) -> list[Given]:
@@ -125,9 +126,9 @@ def _captured(method: str, given: Sequence[Given], products: str, compiled: bool
     if compiled:
         model.compile(dynamic=False)
 
-    def losses(numbers: Tensor, positions: Tensor, bonds: Tensor, wanted: Tensor) -> list[Tensor]:
+    def losses(atoms: Tensor, positions: Tensor, bonds: Tensor, wanted: Tensor) -> list[Tensor]:
         with autocast(products, wanted.device):
-            return _losses(model(_dense(numbers, positions, bonds)), wanted)
+            return _losses(model(_dense(atoms, positions, bonds)), wanted)
 
     step, batches = capture(_optimizer(method, model), losses), itertools.cycle(given)
 
@@ -144,8 +145,8 @@ def _optimizer(method: str, model: nn.Module) -> TaskOptimizer:
     return MOON(model, tasks=list(TARGETS), lr=0.01, scale="rms")
 
 
-def _dense(numbers: Tensor, positions: Tensor, bonds: Tensor) -> Any:
-    return dense_batch(numbers, node_features(numbers, bonds), positions, bonds)
+def _dense(atoms: Tensor, positions: Tensor, bonds: Tensor) -> Any:
+    return dense_batch(atoms[..., NUMBER], atoms, positions, bonds)
 
 
 def _of_graphs(model: PyGNet, prepared: Graphs) -> dict[str, Tensor]:

@@ -30,6 +30,7 @@ TARGETS = {
     "cv": "cal/(mol K)",
 }
 UNPERCEIVED = 4  # node features that are zero
+NUMBER = len(ELEMENTS)  # the node feature that is the atomic number
 #: How many atoms a batch may be padded to, the most of QM9 last. Of 120 random molecules the largest has at most 25 in two
 #: batches of three, and at most 27 in all but three of a hundred.
 WIDTHS = (25, 27, 29)
@@ -96,15 +97,15 @@ def padded_width(atoms: int) -> int:
 
 
 def node_features(numbers: Tensor, bonds: Tensor) -> Tensor:
-    """The protocol's features (..., most, 11) of padded atoms, which are zero where there is no atom.
+    """The protocol's features (..., most, 11) of padded atoms as bytes, which are zero where there is no atom.
 
     Element one-hot (5), atomic number, four zeros, and the number of hydrogens bonded to the atom.
 
     >>> water = torch.tensor([8, 1, 1]), torch.tensor([[0, 1, 1], [1, 0, 0], [1, 0, 0]])
     >>> node_features(*water)[0]
-    tensor([0., 0., 0., 1., 0., 8., 0., 0., 0., 0., 2.])
+    tensor([0, 0, 0, 1, 0, 8, 0, 0, 0, 0, 2], dtype=torch.uint8)
     """
     kinds = torch.stack([numbers == element for element in ELEMENTS], -1)
-    hydrogens = ((bonds > 0) & (numbers == HYDROGEN).unsqueeze(-2)).sum(-1, keepdim=True)
+    hydrogens = ((bonds > 0) & (numbers == HYDROGEN).unsqueeze(-2)).sum(-1, keepdim=True, dtype=torch.uint8)
     zeros = kinds.new_zeros(*numbers.shape, UNPERCEIVED)
-    return torch.cat([kinds.float(), numbers.unsqueeze(-1).float(), zeros.float(), hydrogens.float()], -1)
+    return torch.cat([each.byte() for each in (kinds, numbers.unsqueeze(-1), zeros, hydrogens)], -1)

@@ -29,6 +29,12 @@ class MoleculeBatch(NamedTuple):
         others = ~torch.eye(self.mask.shape[1], dtype=torch.bool, device=self.mask.device)
         return self.mask.unsqueeze(2) & self.mask.unsqueeze(1) & others
 
+    @property
+    def shares(self) -> Tensor:
+        """Of source j in the mean over the neighbours of i, (B, N, N); for an atom that has some, they add up to one."""
+        neighbours = self.neighbours.to(self.edges.dtype)
+        return neighbours / neighbours.sum(2, keepdim=True).clamp(min=1)
+
 
 def dense_batch(numbers: Tensor, features: Tensor, positions: Tensor, bonds: Tensor) -> MoleculeBatch:
     """The batch that a network takes, in the dtype of the positions and on their device; nothing waits for the device.
