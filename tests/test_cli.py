@@ -356,6 +356,18 @@ def test_a_comparison_goes_on_after_failures_and_tells_them_at_the_end(call):
     assert list(Path("page").glob("*.html"))
 
 
+def test_the_same_failure_of_several_seeds_is_one_line_without_a_place_in_our_code(call):
+    code, output, errors = call("compare", TINY, "--methods", "moon", "--seeds", "2", *SHORT, "--set", "optimizer.lr=3e38")
+    assert code == 1
+    assert re.fullmatch(
+        r"moon,\S+ seeds 0, 1 failed: FloatingPointError: At step \d+, .*NaN or infinite\. .*"
+        r"Here that is --set optimizer\.nonfinite=skip\. \(runs/\S+\)\n",
+        errors,
+    )
+    assert ", line" not in errors
+    assert re.search(r"Not in the table: moon\S*, .*seeds 0, 1: failed \(FloatingPointError: [^.]*NaN or infinite\)\.", output)
+
+
 def test_a_comparison_in_which_everything_fails_is_exit_code_1(call):
     for name, methods in (("tiny_benchmarks:Broken", "ls"), (VANISHING, "uw")):
         code, _, errors = call("compare", name, "--methods", methods, "--seeds", "1", "--report", "page")

@@ -1,8 +1,10 @@
 """Texts of errors that every floor gives: what was found, what was expected, what to do."""
 
 import difflib
+import re
 import traceback
 from collections.abc import Collection
+from pathlib import Path
 
 #: Longer lists are not printed: the nearest name helps more.
 LISTED_NAMES = 20
@@ -39,12 +41,22 @@ class UserError(ValueError):
 
 
 def one_sentence(error: BaseException) -> str:
-    """An error of somebody else's code: its kind, its first line, and where it came from.
+    """An error's kind, its first line, and where it came from, unless it is a whole sentence of ours, which needs no place.
 
     >>> one_sentence(KeyError("left"))
     "KeyError: 'left'."
     """
-    text = (str(error).strip().splitlines() or ["without a word"])[0].rstrip(".")
+    text = (str(error).strip().splitlines() or ["without a word"])[0]
     frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {text}{where}."
+    ours = text.endswith(".") and bool(frames) and Path(__file__).parent in Path(frames[-1].filename).parents
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames and not ours else ""
+    return f"{type(error).__name__}: {text.rstrip('.')}{where}."
+
+
+def first_sentence(text: str) -> str:
+    """Of several, without its full stop.
+
+    >>> first_sentence("In run.py the loss is NaN. Nothing was changed.")
+    'In run.py the loss is NaN'
+    """
+    return re.split(r"\.(?:\s|$)", text, maxsplit=1)[0]

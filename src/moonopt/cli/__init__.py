@@ -49,7 +49,7 @@ from moonopt.cli.options import (
 from moonopt.errors import UserError, one_sentence, unknown_name
 from moonopt.methods import METHODS
 from moonopt.optim.parameters import route_parameters
-from moonopt.runs.cell import Cell, Machine, make_cell
+from moonopt.runs.cell import Cell, Machine, make_cell, seeds_text
 from moonopt.runs.compare import Comparison, Plan, compare as compare_cells, make_cells
 from moonopt.runs.engines import Outcome
 from moonopt.runs.export import export as export_runs
@@ -358,8 +358,12 @@ def _exit_if_unfinished(comparison: Comparison, stop: Stop, overwrite: bool) -> 
 
 
 def _exit_if_failed(comparison: Comparison, root: Path) -> None:
+    alike: dict[tuple[str, str], list[Cell]] = {}
     for outcome in comparison.failed:
-        text = f"{outcome.cell.name} failed: {outcome.text} ({outcome.cell.folder(root)})"
-        err.print(Text(text, "red"), soft_wrap=True, highlight=False)
+        alike.setdefault((outcome.cell.label, outcome.text), []).append(outcome.cell)
+    for (label, text), cells in alike.items():
+        seeds = seeds_text(sorted(cell.seed for cell in cells))
+        told = f"{label} {seeds} failed: {text} ({cells[0].folder(root)})"
+        err.print(Text(told, "red"), soft_wrap=True, highlight=False)
     if comparison.failed:
         raise typer.Exit(1)

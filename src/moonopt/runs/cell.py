@@ -69,7 +69,7 @@ class Cell:
     @property
     def name(self) -> str:
         """For people: "moon,optimizer.lr=0.01 seed 0"."""
-        return f"{self.label} seed {self.seed}"
+        return f"{self.label} {seeds_text([self.seed])}"
 
     def folder(self, root: Path) -> Path:
         """RUNS/BENCH/METHOD[,key=value...]/seedS."""
@@ -86,6 +86,15 @@ class Cell:
         words += ["--compile"] if self.machine.compile else []
         words += ["--tf32"] if self.machine.tf32 else []
         return shlex.join(words)
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    """For people.
+
+    >>> seeds_text([0]), seeds_text([0, 2])
+    ('seed 0', 'seeds 0, 2')
+    """
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
 
 
 def make_cell(benchmark: str, method: str, seed: int, layers: Sequence[Layer] = (), machine: Machine = CPU) -> Cell:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 from moonopt.bench import Benchmark, find
+from moonopt.errors import first_sentence
 from moonopt.runs.cell import Cell, in_all
 from moonopt.runs.compare import Screen
 from moonopt.runs.engines import Outcome
@@ -168,7 +169,7 @@ class PlainScreen(_Board):
         row = self.rows[number]
         began = row.status != "waiting"
         row.finish(outcome)
-        text = outcome.text or ("done" if began else "was done already")
+        text = first_sentence(outcome.text) or ("done" if began else "was done already")
         self._say(f"{row.cell.name}: {text}  {self.shown_metrics(row)}".rstrip())
 
     def _say(self, text: str) -> None:
@@ -204,7 +205,7 @@ class LiveScreen(_Board):
     def end(self, number: int, outcome: Outcome) -> None:
         self.rows[number].finish(outcome)
         if outcome.text:
-            self._console.print(f"{outcome.cell.name}: {outcome.text}", style="red", markup=False)
+            self._console.print(f"{outcome.cell.name}: {first_sentence(outcome.text)}", style="red", markup=False)
 
     def _table(self) -> Any:
         from rich.progress_bar import ProgressBar

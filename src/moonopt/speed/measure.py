@@ -57,13 +57,14 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def command_line(name: str, description: str | None, rounds: int) -> argparse.ArgumentParser:
-    """The options that all measurements have."""
+def command_line(name: str, description: str | None, rounds: int | None = None) -> argparse.ArgumentParser:
+    """The options that all measurements have, and ``--rounds`` where there are rounds."""
     parser = argparse.ArgumentParser(
         prog=f"moonopt.speed.{name}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--rounds", type=_several, default=rounds, help=f"timed rounds (default {rounds})")
+    if rounds is not None:
+        parser.add_argument("--rounds", type=_several, default=rounds, help=f"timed rounds (default {rounds})")
     parser.add_argument("--device", default="cpu", help="where to measure (default cpu)")
     return parser
 

@@ -53,7 +53,7 @@ def measure(device: str = "cuda") -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = command_line("memory", __doc__, rounds=2)
+    parser = command_line("memory", __doc__)
     parser.set_defaults(device="cuda")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():

@@ -55,7 +55,7 @@ def measure(training: Training, jobs: Sequence[int] = JOBS, seconds: float = SEC
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = training_options(command_line("together", __doc__, rounds=2))
+    parser = training_options(command_line("together", __doc__))
     parser.add_argument("--jobs", nargs="+", type=int, default=list(JOBS), help="how many processes (default 1 2 4)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of training, for each number (default {SECONDS:g})")
     parser.add_argument("--compile", action="store_true", help="compile the model")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from moonopt.errors import UserError
+from moonopt.errors import UserError, first_sentence
 from moonopt.runs.cell import FORMAT
 from moonopt.runs.store import CONFIG, ERROR, METRICS, RESULT, read_json
 
@@ -39,7 +39,7 @@ class Run:
             return None
         if self.error is not None:
             lines = self.error.strip().splitlines()
-            return f"failed ({lines[-1].strip()})" if lines else "failed"
+            return f"failed ({first_sentence(lines[-1].strip())})" if lines else "failed"
         step = max((line["step"] for line in (*self.train, *self.evaluation)), default=None)
         return "unfinished" if step is None else f"unfinished, at step {step}"
 

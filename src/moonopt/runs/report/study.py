@@ -8,7 +8,7 @@ from typing import Any
 from moonopt.bench import Benchmark, Metric, find
 from moonopt.errors import UserError, unknown_name
 from moonopt.methods import BALANCERS
-from moonopt.runs.cell import in_all, word
+from moonopt.runs.cell import in_all, seeds_text, word
 from moonopt.runs.report.reading import Line, Run, read_runs
 from moonopt.runs.single import is_single, task_of, without_task
 
@@ -129,12 +129,15 @@ def _study(name: str, runs: Sequence[Run], order: Sequence[str], shared: Sequenc
         places[label] = _place(run.method, label, [index for index, each in enumerate(order) if each in _names(run, shared)])
     finished, left_out = [], []
     for label in sorted(rows, key=places.__getitem__):
-        outcomes = []
+        outcomes: list[Outcome] = []
+        troubles: dict[str, list[int]] = {}
         for seed, found in sorted(rows[label].items()):
             _check_once(label, seed, found)
             outcome, trouble = _merged(found, benchmark) if is_single(found[0].method) else _alone(found[0])
             outcomes += [] if outcome is None else [outcome]
-            left_out += [f"{label}, seed {seed}: {each}" for each in trouble]
+            for each in trouble:
+                troubles.setdefault(each, []).append(seed)
+        left_out += [f"{label}, {seeds_text(seeds)}: {each}" for each, seeds in troubles.items()]
         if outcomes:
             finished.append(Row(label, outcomes[0].runs[0].method, outcomes))
     return Study(name, benchmark, finished, left_out, shared)
