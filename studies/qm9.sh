@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # The QM9 study of docs/qm9.md. It wants QM9 in $MOONOPT_DATA (moonopt data fetch qm9).
 #   studies/qm9.sh STAGE     (by default DEVICE=cuda, JOBS=3, the cells at once, RUNS=runs and EPOCHS=60)
-# Stages: speed, which wants the GPU to itself; tune, five rates for six rows; budget, three seeds of every method with EPOCHS epochs,
-# those that were not tuned at the rate of ls; beta, MOON with other values of it; protocol, the full 300 epochs. Plateaus have a patience scaled to the epochs.
+# Stages: speed, which wants the GPU to itself; tune, three rates for six rows, from the best of a first round on; budget, three seeds of
+# every method with EPOCHS epochs, those that were not tuned at the rate of ls; beta, MOON with other values of it; protocol, the full
+# 300 epochs. Plateaus have a patience scaled to the epochs.
 # METHODS=moon,ls restricts tune, budget and protocol; in it moon-log-auto is MOON with loss=log and beta=auto. SEEDS=1 or 0,2 are
 # other seeds than the first three, in protocol than the first.
 # What is done is skipped, and what is half trained goes on: run it again. After a SIGTERM, as of `timeout 500 studies/qm9.sh budget`,
@@ -23,7 +24,7 @@ beside() {
     room_for "$lanes"
     python -m moonopt "${@:2}" --device "$DEVICE" --tf32 --jobs "$few" &
 }
-tune() { beside 5 tune qm9 --out "$RUNS/tune" --seeds 10, "$@"; }
+tune() { beside 3 tune qm9 --out "$RUNS/tune" --seeds 10, "$@"; }
 compare() { beside "$(count "$1")" compare qm9 --out "$RUNS" --seeds "$@"; }
 
 names() { tr , " " <<< "${METHODS:-$1}"; }
@@ -37,8 +38,9 @@ method() {
 }
 grid() {
     case $1 in
-    moon* | muon | *+muon) echo --grid optimizer.lr=3.2e-4,6.3e-4,1.25e-3,2.5e-3,5e-3 ;;
-    *) echo --grid optimizer.lr=1e-3,2e-3,4e-3,8e-3,1.6e-2 ;;
+    moon-log-auto) echo --grid optimizer.lr=5e-3,1e-2,2e-2 ;;
+    moon | muon | *+muon) echo --grid optimizer.lr=3.2e-4,6.3e-4,1.25e-3 ;;
+    *) echo --grid optimizer.lr=4e-3,8e-3,1.6e-2 ;;
     esac
 }
 tuned() { # the benchmark's own rate where there is no file, and none of ls
