@@ -44,7 +44,7 @@ def _target(rooms: Rooms) -> str:
     others = [f"{name} {value:.2f}" for name, value in found.items() if not own < value]
     verdict = "not reached" if others else "not yet told" if absent else "reached"
     told = [
-        f"moon has {own:.2f} (seeds: {seeds(moon)}): **{verdict}**",
+        f"moon has {own:.2f} (seeds: {seeds(moon)}), by the means **{verdict}**",
         *([f"not above it: {', '.join(others)}"] if others else []),
     ]
     told += [f"{NOT_RUN}: {', '.join(absent)}"] if absent else []

@@ -27,22 +27,23 @@ def network(form=MPNN, dtype=torch.float64, tasks=TASKS, **sizes):
 
 
 def stored(sizes=SIZES, seed=0, most_atoms=29):
-    """Made-up molecules as data are kept: atomic numbers, features, positions and bonds, a chain in each molecule."""
+    """Made-up molecules as data are kept: features, positions and bonds, a chain in each molecule."""
     generator = torch.Generator().manual_seed(seed)
     shape = (len(sizes), LARGEST)  # so that the atoms do not depend on the padding
     there = torch.arange(LARGEST) < torch.tensor(sizes)[:, None]
-    numbers = torch.tensor([1, 6, 7, 8, 9])[torch.randint(5, shape, generator=generator)].to(torch.uint8) * there
-    features = torch.randint(3, (*shape, 11), generator=generator, dtype=torch.uint8) * there[..., None]
+    features = torch.randint(3, (*shape, 11), generator=generator, dtype=torch.uint8)
+    features[..., 5] = torch.tensor([1, 6, 7, 8, 9], dtype=torch.uint8)[torch.randint(5, shape, generator=generator)]
+    features = features * there[..., None]
     positions = 2 * torch.randn(*shape, 3, generator=generator, dtype=torch.float64) * there[..., None]
     kinds = torch.randint(1, 5, shape, generator=generator, dtype=torch.uint8)[:, 1:] * there[:, 1:]
     bonds = torch.diag_embed(kinds, 1)
     bonds = (bonds + bonds.mT)[:, :most_atoms, :most_atoms]
-    return *(each[:, :most_atoms] for each in (numbers, features, positions)), bonds
+    return features[:, :most_atoms], positions[:, :most_atoms], bonds
 
 
 def batch(sizes=SIZES, dtype=torch.float64, seed=0, most_atoms=29):
-    numbers, features, positions, bonds = stored(sizes, seed, most_atoms)
-    return dense_batch(numbers, features, positions.to(dtype), bonds)
+    features, positions, bonds = stored(sizes, seed, most_atoms)
+    return dense_batch(features, positions.to(dtype), bonds)
 
 
 def targets(count, dtype=torch.float64):
@@ -145,6 +146,17 @@ def test_a_convolution_is_the_root_weight_and_the_mean_of_a_matrix_of_each_edge(
         torch.testing.assert_close(found[0, i], model.conv.lin(x[0, i]) + sum(messages) / 4 + model.conv.bias)
 
 
+def test_parameters_that_come_later_are_all_that_it_needs():
+    """A model that is made on the meta device has nothing but what it is given then."""
+    expected, given = MPNN(TASKS, **SMALL), batch(dtype=torch.float32)
+    with torch.device("meta"):
+        empty, assigned = MPNN(TASKS, **SMALL), MPNN(TASKS, **SMALL)
+    empty.to_empty(device="cpu").load_state_dict(expected.state_dict())
+    assigned.load_state_dict(expected.state_dict(), assign=True)
+    for model in (empty, assigned):
+        assert_equal_but_for_rounding(model(given), expected(given), 0)
+
+
 def test_more_padding_changes_nothing():
     expected, found = (outputs_and_gradients(network(**SMALL), batch(most_atoms=most)) for most in (29, 35))
     assert_equal_but_for_rounding(found[0], expected[0], 1e-12)
@@ -211,8 +223,8 @@ def test_half_precision_is_near_single_precision():
 def test_no_value_is_looked_at_in_python():
     """On the meta device there are none: what asks for one (.item(), nonzero, a mask as an index) raises."""
     model = MPNN(TASKS, **SMALL).to("meta")
-    numbers, features, positions, bonds = (each.to("meta") for each in stored())
-    given = dense_batch(numbers, features, positions.float(), bonds)
+    features, positions, bonds = (each.to("meta") for each in stored())
+    given = dense_batch(features, positions.float(), bonds)
     outputs = model(given)
     torch.stack(list(outputs.values())).sum().backward()
     assert all(parameter.grad.is_meta for parameter in model.parameters())
@@ -278,8 +290,8 @@ def test_the_losses_of_all_tasks_fall(delta):
 
 
 def test_dense_molecules_have_bond_types_and_distances():
-    numbers, features, positions, bonds = stored((3,), most_atoms=4)
-    given = dense_batch(numbers, features, positions, bonds)
+    features, positions, bonds = stored((3,), most_atoms=4)
+    given = dense_batch(features, positions, bonds)
     assert given.mask.tolist() == [[True, True, True, False]]
     assert torch.equal(given.atoms, features.double())
     for i, j in ((0, 1), (1, 2), (2, 0)):

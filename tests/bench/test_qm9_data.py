@@ -141,7 +141,7 @@ def test_padded_tensors_hold_the_same_atoms_and_bonds(molecules):
 def test_features_are_the_protocols(molecules):
     padded = molecules.padded()
     nodes = node_features(padded.numbers, padded.bonds)
-    edges = dense_batch(padded.numbers, nodes, padded.positions, padded.bonds).edges
+    edges = dense_batch(nodes, padded.positions, padded.bonds).edges
     assert (nodes.shape, edges.shape) == ((200, 29, 11), (200, 29, 29, 5))
     assert nodes[0, :2].tolist() == [[0, 1, 0, 0, 0, 6, 0, 0, 0, 0, 4], [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0]]
     assert not nodes[padded.numbers == 0].any()

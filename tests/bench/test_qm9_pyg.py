@@ -153,7 +153,7 @@ def test_what_pytorch_geometric_writes_itself_gives_the_same_tensors_and_feature
             torch.testing.assert_close(getattr(found, name), value, rtol=1e-6, atol=tolerance)
     padded = found.padded()
     nodes = node_features(padded.numbers, padded.bonds)
-    edges = dense_batch(padded.numbers, nodes, padded.positions, padded.bonds).edges
+    edges = dense_batch(nodes, padded.positions, padded.bonds).edges
     for number, graph in enumerate(theirs):
         atoms = graph.num_nodes
         assert torch.equal(nodes[number, :atoms].float(), graph.x)

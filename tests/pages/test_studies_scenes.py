@@ -242,7 +242,7 @@ def test_moon_is_to_be_ahead_of_every_method_with_adam(others, told, rooms, tmp_
     for method, factor in {"moon": 1.2, "muon": 1.15, **others}.items():
         write_run(tmp_path / "runs", method, 0, [factor])
     _, made = rooms()
-    assert f"moon has {drop(1.2):.2f} (seeds: 1): {told}" in made["nyuv2-target"]
+    assert f"moon has {drop(1.2):.2f} (seeds: 1), by the means {told}" in made["nyuv2-target"]
     assert f"in the order of Δm: muon {drop(1.15):.2f}, moon {drop(1.2):.2f}." in made["nyuv2-target"]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from moonopt.bench.base import Benchmark, Splits, Tensors
 from moonopt.bench.data import qm9
-from moonopt.bench.data.qm9_molecules import NUMBER, TARGETS, Padded, node_features, padded_width
+from moonopt.bench.data.qm9_molecules import TARGETS, Padded, node_features, padded_width
 from moonopt.bench.metrics import Metric, delta_m
 from moonopt.bench.models.heads import SQUARED, mean_losses
 from moonopt.bench.models.mpnn import MPNN
@@ -119,8 +119,7 @@ class QM9(Benchmark):
         qm9.fetch(folder)
 
     def _predicted(self, model: nn.Module, given: list[Tensor]) -> Mapping[str, Tensor]:
-        atoms, positions, bonds = given
-        return model(dense_batch(atoms[..., NUMBER], atoms, positions, bonds))  # type: ignore[no-any-return]
+        return model(dense_batch(*given))  # type: ignore[no-any-return]
 
     def _count(self, split: str) -> int:
         count: int = self.settings[f"data.{split}_molecules"]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from moonopt.balance import LS, Balanced
-from moonopt.bench.data.qm9_molecules import ELEMENTS, NUMBER, TARGETS, node_features, padded_width
+from moonopt.bench.data.qm9_molecules import ELEMENTS, TARGETS, node_features, padded_width
 from moonopt.bench.models.heads import SQUARED, mean_losses
 from moonopt.bench.models.mpnn import MPNN
 from moonopt.bench.models.mpnn_molecules import dense_batch
@@ -112,12 +112,12 @@ def _stepper(method: str, form: type[MPNN], given: Sequence[Given]) -> Step:
     model = form(TARGETS).to(given[0][0].device)
     optimizer = _optimizer(method, model)
     if isinstance(model, PyGNet):
-        prepared = itertools.cycle([(graphs(_dense(*batch)), targets) for *batch, targets in given])
+        prepared = itertools.cycle([(graphs(dense_batch(*batch)), targets) for *batch, targets in given])
         return lambda: optimizer.minimize(
             lambda molecules, wanted: _losses(_of_graphs(model, molecules), wanted), *next(prepared)
         )
     batches = itertools.cycle(given)
-    return lambda: optimizer.minimize(lambda *batch: _losses(model(_dense(*batch[:-1])), batch[-1]), *next(batches))
+    return lambda: optimizer.minimize(lambda *batch: _losses(model(dense_batch(*batch[:-1])), batch[-1]), *next(batches))
 
 
 def _captured(method: str, given: Sequence[Given], products: str, compiled: bool = False) -> Step:
@@ -128,7 +128,7 @@ def _captured(method: str, given: Sequence[Given], products: str, compiled: bool
 
     def losses(atoms: Tensor, positions: Tensor, bonds: Tensor, wanted: Tensor) -> list[Tensor]:
         with autocast(products, wanted.device):
-            return _losses(model(_dense(atoms, positions, bonds)), wanted)
+            return _losses(model(dense_batch(atoms, positions, bonds)), wanted)
 
     step, batches = capture(_optimizer(method, model), losses), itertools.cycle(given)
 
@@ -143,10 +143,6 @@ def _optimizer(method: str, model: nn.Module) -> TaskOptimizer:
     if method == "ls":
         return Balanced(LS(list(TARGETS)), torch.optim.Adam(model.parameters(), lr=1e-3, fused=True), module=model)
     return MOON(model, tasks=list(TARGETS), lr=0.01, scale="rms")
-
-
-def _dense(atoms: Tensor, positions: Tensor, bonds: Tensor) -> Any:
-    return dense_batch(atoms[..., NUMBER], atoms, positions, bonds)
 
 
 def _of_graphs(model: PyGNet, prepared: Graphs) -> dict[str, Tensor]:

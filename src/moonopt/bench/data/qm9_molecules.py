@@ -30,7 +30,6 @@ TARGETS = {
     "cv": "cal/(mol K)",
 }
 UNPERCEIVED = 4  # node features that are zero
-NUMBER = len(ELEMENTS)  # the node feature that is the atomic number
 #: How many atoms a batch may be padded to, the most of QM9 last. Of 120 random molecules the largest has at most 25 in two
 #: batches of three, and at most 27 in all but three of a hundred.
 WIDTHS = (25, 27, 29)

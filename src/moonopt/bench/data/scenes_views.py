@@ -45,7 +45,10 @@ class Scenes(Tensors):
 
 
 class Views(NamedTuple):
-    """Where every pixel of some views comes from: of a view b, row i is row ``near_rows[b, i]`` of its scene, and so on."""
+    """Where every pixel of some views comes from: of a view b, row i is row ``near_rows[b, i]`` of its scene, and so on.
+
+    They are kept on the host.
+    """
 
     scale: Tensor  # (views,)
     mirrored: Tensor  # (views,), bool
@@ -74,22 +77,22 @@ def seen(scenes: Sequence[Tensor], views: Views) -> Batch:
     """
     image, label, depth, *normals = scenes
     mixed, colours = torch.cat([image, *normals], 1) if normals else image, image.shape[1]
-    sides = torch.ones(len(label), mixed.shape[1], dtype=mixed.dtype)
-    if normals:
-        sides[:, colours] -= 2 * views.mirrored
+    sides = torch.ones(len(label), 3, dtype=mixed.dtype)
+    sides[:, 0] -= 2 * views.mirrored  # to the left and to the right
     top, bottom, down = _between(views.rows, mixed.dtype)
     left, right, across = _between(views.columns, mixed.dtype)
     scene = torch.arange(len(label)).unsqueeze(1)
     scene, rows, columns, top, bottom, left, right = _sent(
         [scene, views.near_rows, views.near_columns, top, bottom, left, right], label.device
     )
-    scale, sides, down, across = _sent([views.scale.unsqueeze(1), sides, down, across], label.device)
+    scale = views.scale.unsqueeze(1).to(mixed.dtype)
+    scale, sides, down, across = _sent([scale, sides, down, across], label.device)
 
     nearest = scene.unsqueeze(2), rows.unsqueeze(2), columns.unsqueeze(1)
     depth = depth[:, 0][nearest].unsqueeze(1) / scale[:, :, None, None]
-    mixed = _mixed_along(2, mixed, top, bottom, down)
-    mixed = _mixed_along(3, mixed, left, right, across) * sides[:, :, None, None]
-    return mixed[:, :colours], label[nearest], depth, *([mixed[:, colours:]] if normals else [])
+    mixed = _mixed_along(3, _mixed_along(2, mixed, top, bottom, down), left, right, across)
+    turned = [mixed[:, colours:] * sides[:, :, None, None] for _ in normals]
+    return mixed[:, :colours], label[nearest], depth, *turned
 
 
 def _origins(size: int, number: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:

@@ -36,22 +36,21 @@ class MoleculeBatch(NamedTuple):
         return neighbours / neighbours.sum(2, keepdim=True).clamp(min=1)
 
 
-def dense_batch(numbers: Tensor, features: Tensor, positions: Tensor, bonds: Tensor) -> MoleculeBatch:
+def dense_batch(features: Tensor, positions: Tensor, bonds: Tensor) -> MoleculeBatch:
     """The batch that a network takes, in the dtype of the positions and on their device; nothing waits for the device.
 
     Args:
-        numbers: atomic numbers, (B, N); 0 is padding.
-        features: of the atoms, (B, N, features), of any dtype.
+        features: of the atoms, (B, N, features), of any dtype; all zero is padding.
         positions: of the atoms, (B, N, 3), in Angstrom.
         bonds: kinds from 0 to 4, symmetric, (B, N, N).
 
-    >>> numbers, positions = torch.tensor([[8, 1, 0]]), torch.tensor([[[0.0, 0, 0], [0, 0, 0.96], [0, 0, 0]]])
+    >>> numbers, positions = torch.tensor([[[8], [1], [0]]]), torch.tensor([[[0.0, 0, 0], [0, 0, 0.96], [0, 0, 0]]])
     >>> bonds = torch.tensor([[[0, 1, 0], [1, 0, 0], [0, 0, 0]]])
-    >>> dense_batch(numbers, numbers.unsqueeze(2), positions, bonds).edges[0, 0, 1]
+    >>> dense_batch(numbers, positions, bonds).edges[0, 0, 1]
     tensor([1.0000, 0.0000, 0.0000, 0.0000, 0.9600])
 
     """
     kinds = torch.arange(1, BOND_KINDS + 1, dtype=bonds.dtype, device=bonds.device)
     bonded = (bonds.unsqueeze(3) == kinds).to(positions.dtype)
     distances = torch.linalg.vector_norm(positions.unsqueeze(2) - positions.unsqueeze(1), dim=3, keepdim=True)
-    return MoleculeBatch(features.to(positions.dtype), torch.cat([bonded, distances], 3), numbers > 0)
+    return MoleculeBatch(features.to(positions.dtype), torch.cat([bonded, distances], 3), (features != 0).any(2))
