@@ -125,6 +125,16 @@ def build(
     )
 
 
+def by_optimizer(adam: Mapping[str, Any], muon: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """For every method, the settings for the optimizer that it updates by; MOON's are Muon's.
+
+    >>> rates = by_optimizer({"optimizer.lr": 1e-3}, {"optimizer.lr": 1e-2})
+    >>> [rates[name]["optimizer.lr"] for name in ("famo", "famo+muon", "moon")]
+    [0.001, 0.01, 0.01]
+    """
+    return {name: adam if _takes(name) is torch.optim.Adam else muon for name in METHODS}
+
+
 def known_settings(name: str, protocol: Protocol = "paper") -> dict[str, inspect.Parameter]:
     """What ``build`` takes for a method, by section: "optimizer.lr", "balancer.c", "method.engine"; with its default and type.
 

@@ -23,6 +23,7 @@ from moonopt.balance.dwa import DWA
 from moonopt.balance.famo import FAMO
 from moonopt.balance.linear import LS, SI, STL
 from moonopt.balance.mgda import MGDA
+from moonopt.balance.nash import NashMTL
 from moonopt.methods import BALANCERS, build
 
 WITH_MUON = ["ls+muon", "rlw+muon", "mgda+muon", "gradnorm+muon", "graddrop+muon", "famo+muon"]
@@ -506,6 +507,33 @@ def test_a_balancer_clips_the_shared_parameters_alone(two_heads, batch):
     moved = [a - b for a, b in zip(model.parameters(), before, strict=True)]
     assert torch.cat([each.flatten() for each in moved[:4]]).norm().item() == pytest.approx(0.01, rel=1e-4)
     assert torch.cat([each.flatten() for each in moved[4:]]).norm() > 0.05
+
+
+@pytest.mark.parametrize("balancer", [FAMO, NashMTL])
+def test_what_is_clipped_outlasts_a_checkpoint_and_a_copy(two_heads, batch, balancer):
+    """A step with one of two tasks does not tell what they share: that is remembered from the steps before."""
+
+    def made():
+        model = two_heads()
+        optimizer = Balanced(balancer(["a", "b"], max_norm=0.01), torch.optim.SGD(model.parameters(), lr=1.0), module=model)
+        return model, optimizer
+
+    model, optimizer = made()
+    optimizer.minimize(named(model, ["a", "b"]), *batch(seed=0))
+    resumed, again = made()
+    resumed.load_state_dict(model.state_dict())
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    copied, twin = copy.deepcopy((model, optimizer))
+    for network, each in ((model, optimizer), (resumed, again), (copied, twin)):
+        each.minimize(lambda x, y, network=network: named(network, ["a", "b"])(x, y, ["a"]), *batch(seed=1))
+    for network in (resumed, copied):
+        assert all(map(torch.equal, network.parameters(), model.parameters()))
+
+    old = copy.deepcopy(optimizer.state_dict())  # of a version that did not remember it
+    del old["param_groups"][0]["balancer_clipped"]
+    again.load_state_dict(old)
+    again.minimize(named(resumed, ["a", "b"]), *batch(seed=2))
+    assert again.memory["clipped"] == optimizer.memory["clipped"] == [True] * 4 + [False] * 4
 
 
 # State: saving, loading, copying

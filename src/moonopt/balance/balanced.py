@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from moonopt.balance.base import COLUMNS, STORED, Aggregator, Balancer, Engine, Learned, Memory, NonFiniteGradientError, Tasks
+from moonopt.balance.clipping import CLIPPED, note_shared, noted_shared
 from moonopt.balance.delivery import as_of_backward, delivered
 from moonopt.balance.wrapper import Wrapper, make_capturable
 from moonopt.errors import unknown_name
@@ -70,7 +71,7 @@ class Balanced(Wrapper):
         self._shared = None if shared is None else list(shared)
         self._pending = Pending()
         self.memory = Memory(lambda: self.param_groups[0])
-        trained = [p for group in self.param_groups for p in group["params"]]
+        trained = self._trained()
         strangers = sum(p.requires_grad for p in set(self._shared or []) - set(trained))
         if strangers or self._shared == []:
             found = f"{strangers} that it does not train" if strangers else "none"
@@ -84,6 +85,7 @@ class Balanced(Wrapper):
             "age": 0,  # of the weights, in steps
             "weights": torch.full_like(like, 1 / len(like)),
             "weighed": [False] * len(like),  # which tasks the weights were made for
+            **({} if balancer.max_norm is None else {CLIPPED: [False] * len(trained)}),
         }
         self.memory.update(start | balancer.initial(like))
 
@@ -160,7 +162,7 @@ class Balanced(Wrapper):
         self.memory["age"] = (self.memory["age"] + 1) % self._every
         if self.balancer.max_norm is not None:
             chosen = self._parameters() if self._shared is None else self._shared
-            nn.utils.clip_grad_norm_(self._pending.shared or chosen, self.balancer.max_norm)
+            nn.utils.clip_grad_norm_(noted_shared(self._trained(), self.memory) or chosen, self.balancer.max_norm)
         self.optimizer.step()
         with torch.no_grad():
             self.balancer.learn(self._learned(batches), self.memory)
@@ -223,8 +225,8 @@ class Balanced(Wrapper):
         total = seen.weighted_sum(seen.shared, weights) | seen.weighted_sum(seen.heads, heads)
         for p in total:
             p.grad = as_of_backward(total[p], p)
-        if self.balancer.max_norm is not None and (seen.count > 1 or len(self.tasks) == 1):
-            self._pending.shared = seen.shared
+        if self.balancer.max_norm is not None:
+            note_shared(seen, len(self.tasks), self._trained(), self.memory)
         del seen, total  # as many gradients as there are tasks, and one more
         batch.backward_has_run = True
         self._pending.batches.append(batch)
@@ -297,8 +299,8 @@ class Balanced(Wrapper):
             rest = [p for p in tasks.parameters if p not in directions]
             return delivered(directions | tasks.plain_gradient(rest), self._shown(losses, weights))
         weights = batch.observed = self._weights(tasks)
-        if self.balancer.max_norm is not None and (tasks.count > 1 or len(self.tasks) == 1):
-            self._pending.shared = tasks.shared
+        if self.balancer.max_norm is not None:
+            note_shared(tasks, len(self.tasks), self._trained(), self.memory)
         if self.balancer.heads == "plain" and tasks.heads:
             return delivered(tasks.weighted_gradient(weights), self._shown(losses, weights))
         loss = (weights.to(losses.values) * losses.values).sum()
@@ -392,4 +394,7 @@ class Balanced(Wrapper):
         return Learned(present, before, after)
 
     def _parameters(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+        return [p for p in self._trained() if p.requires_grad]
+
+    def _trained(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]

@@ -21,14 +21,13 @@ from moonopt.bench.models.heads import LOGISTIC, mean_losses
 from moonopt.bench.models.vit import ViT
 from moonopt.bench.paper import CELEBA, CELEBA_METRICS, CELEBA_VIT
 from moonopt.errors import UserError
-from moonopt.methods import BALANCERS
+from moonopt.methods import by_optimizer
 
 #: What is added to every denominator of the protocol's F1.
 EPSILON = 1e-8
 #: Smaller images have no pixel left after the pools of the network.
 SMALLEST = 8
 
-_MUON: Mapping[str, Any] = {"optimizer.lr": 1e-2, "optimizer.vector_lr": 1e-3}
 _DEFAULTS: Mapping[str, Any] = {
     "data.image_size": 64,
     "train.epochs": 15,
@@ -45,12 +44,7 @@ class CelebA(Benchmark):
     metrics = (*CELEBA_METRICS, Metric("mean F1", higher=True), Metric("mean accuracy", higher=True, digits=2, unit="%"))
     headline = "mean F1"
     tasks = celeba.ATTRIBUTES
-    tuned: ClassVar = {
-        **{name: {"optimizer.lr": 3e-4} for name in BALANCERS},
-        **{f"{name}+muon": _MUON for name in BALANCERS},
-        "muon": _MUON,
-        "moon": _MUON,
-    }
+    tuned: ClassVar = by_optimizer({"optimizer.lr": 3e-4}, {"optimizer.lr": 1e-2, "optimizer.vector_lr": 1e-3})
     tuning = "Not tuned yet: with Adam the protocol's 3e-4, with Muon and MOON 1e-2 for the matrices and 1e-3 for the vectors."
     data_note = "CelebA, 1.4 GB, from its authors by hand; made-up faces: moonopt data make celeba"
 

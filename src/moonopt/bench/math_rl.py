@@ -34,7 +34,7 @@ from moonopt.bench.text.prompts import READERS, Problems, Prompts
 from moonopt.bench.text.rewards import REWARDS, RunningMean, Tally
 from moonopt.bench.text.sampling import sample
 from moonopt.errors import UserError, unknown_name
-from moonopt.methods import BALANCERS
+from moonopt.methods import by_optimizer
 
 #: What the value of a loss is, by ``data.loss``; its gradient is the same.
 LOSSES = ("shortfall", "surrogate")
@@ -106,9 +106,7 @@ class MathRL(Benchmark):
         "train.conflict": False,  # it would keep the activations of a whole batch
     }
     tuned: ClassVar = {
-        **dict.fromkeys(BALANCERS, _ADAM),
-        **{f"{name}+muon": _MUON for name in BALANCERS},
-        "muon": _MUON,
+        **by_optimizer(_ADAM, _MUON),
         "moon": {**_MUON, "optimizer.beta": "auto"},  # the paper's 1e-4 is in units of losses per rate, and far too large here
     }
     tuning = "Not tuned: with Adam 1e-5, with Muon and MOON 5e-5 by the RMS rule, which moves matrices as far as Adam does."

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from moonopt.bench.base import Splits, Tensors
 from moonopt.bench.two_digits import TwoDigits, overlaid
 from moonopt.errors import UserError
-from moonopt.methods import BALANCERS
+from moonopt.methods import by_optimizer
 
 BRIGHTEST = 16  # of scikit-learn's digits
 
@@ -45,13 +45,7 @@ class MultiDigits(TwoDigits):
         "train.batch_size": 64,
         "train.select": "best",
     }
-    tuned: ClassVar = {
-        **{name: {"optimizer.lr": 4e-3} for name in BALANCERS},
-        **{f"{name}+muon": {"optimizer.lr": 5e-3} for name in BALANCERS},
-        "mgda": {"optimizer.lr": 8e-3},
-        "muon": {"optimizer.lr": 5e-3},
-        "moon": {"optimizer.lr": 5e-3},
-    }
+    tuned: ClassVar = {**by_optimizer({"optimizer.lr": 4e-3}, {"optimizer.lr": 5e-3}), "mgda": {"optimizer.lr": 8e-3}}
     tuning = (
         "Best mean validation accuracy over seeds 10 and 11, five trials each: optimizer.lr of 1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2 "
         "for ls, famo, mgda and nash-mtl (Adam), of 0.0025, 0.005, 0.01, 0.02, 0.04 for muon and moon; every trial is in "

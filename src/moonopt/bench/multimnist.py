@@ -20,7 +20,7 @@ from moonopt.bench.data.made_up import is_marked, mark
 from moonopt.bench.paper import MULTIMNIST
 from moonopt.bench.two_digits import CLASSES, TwoDigits, overlaid
 from moonopt.errors import UserError
-from moonopt.methods import BALANCERS
+from moonopt.methods import by_optimizer
 
 #: One in so many of the training digits is for validation: 5,000 of MNIST's 60,000.
 VALIDATION = 12
@@ -55,12 +55,7 @@ class MultiMNIST(TwoDigits):
         "train.batch_size": 256,
         "train.select": "best",
     }
-    tuned: ClassVar = {
-        **{name: {"optimizer.lr": 1e-3} for name in BALANCERS},
-        **{f"{name}+muon": {"optimizer.lr": 1e-2, "optimizer.vector_lr": 3e-3} for name in BALANCERS},
-        "muon": {"optimizer.lr": 1e-2, "optimizer.vector_lr": 3e-3},
-        "moon": {"optimizer.lr": 1e-2, "optimizer.vector_lr": 3e-3},
-    }
+    tuned: ClassVar = by_optimizer({"optimizer.lr": 1e-3}, {"optimizer.lr": 1e-2, "optimizer.vector_lr": 3e-3})
     tuning = (
         "Best validation accuracy with seed 10 out of four rates (results/multimnist/tuned-*.json): 1e-3 for all balancers "
         "with Adam, 1e-2 for moon and mgda+muon; of the others with Muon, which have 1e-2 as well, nine were a little better "

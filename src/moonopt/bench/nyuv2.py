@@ -32,7 +32,7 @@ from moonopt.bench.metrics import Metric, delta_m
 from moonopt.bench.models.segnet import SegNetMTAN, check_size
 from moonopt.bench.paper import NYUV2, NYUV2_METRICS
 from moonopt.errors import UserError, unknown_name
-from moonopt.methods import BALANCERS
+from moonopt.methods import by_optimizer
 
 #: About how many pixels go through the model at a time in an evaluation.
 PIXELS = 1 << 20
@@ -41,7 +41,6 @@ MADE_UP = 48
 #: 1 where Δm against the published single-task learning is 0, 2 where it is 100 %.
 RELATIVE = Metric("relative to STL", higher=False)
 
-_MUON: Mapping[str, Any] = {"optimizer.lr": 1e-2, "optimizer.vector_lr": 1e-3}
 
 SETTINGS: Mapping[str, Any] = {
     "data.augment": True,
@@ -52,12 +51,7 @@ SETTINGS: Mapping[str, Any] = {
     "train.schedule": "step:100:0.5",
     "train.select": "last:10",
 }
-TUNED: Mapping[str, Mapping[str, Any]] = {
-    **{name: {"optimizer.lr": 1e-4} for name in BALANCERS},
-    **{f"{name}+muon": _MUON for name in BALANCERS},
-    "muon": _MUON,
-    "moon": _MUON,
-}
+TUNED = by_optimizer({"optimizer.lr": 1e-4}, {"optimizer.lr": 1e-2, "optimizer.vector_lr": 1e-3})
 
 
 class SceneBenchmark(Benchmark):

@@ -22,13 +22,11 @@ from moonopt.bench.models.mpnn_molecules import dense_batch
 from moonopt.bench.models.mpnn_pyg import PyGNet
 from moonopt.bench.paper import QM9 as PAPER, QM9_METRICS, QM9_STL
 from moonopt.errors import UserError, unknown_name
-from moonopt.methods import BALANCERS
+from moonopt.methods import by_optimizer
 
 #: The network, by ``model.form``.
 FORMS: dict[str, type[MPNN]] = {"dense": MPNN, "pyg": PyGNet}
 PROTOCOLS = ("paper", "famo")
-
-_MUON: Mapping[str, Any] = {"optimizer.lr": 5e-3, "optimizer.scale": "rms", "optimizer.vector_lr": 1e-3}
 
 
 class QM9(Benchmark):
@@ -54,12 +52,9 @@ class QM9(Benchmark):
         "train.select": "best",
         "train.log_every": 50,
     }
-    tuned: ClassVar = {
-        **{name: {"optimizer.lr": 1e-3} for name in BALANCERS},
-        **{f"{name}+muon": _MUON for name in BALANCERS},
-        "muon": _MUON,
-        "moon": _MUON,
-    }
+    tuned: ClassVar = by_optimizer(
+        {"optimizer.lr": 1e-3}, {"optimizer.lr": 5e-3, "optimizer.scale": "rms", "optimizer.vector_lr": 1e-3}
+    )
     tuning = (
         "The protocol's 1e-3 with Adam; 5e-3 by the RMS rule with Muon and MOON, and 1e-3 for the vectors. In 12 epochs other "
         "rates were better, with Adam 4e-3, with Muon and MOON 1.25e-3: give --tuned results/qm9/tuned-moon.json and the like."

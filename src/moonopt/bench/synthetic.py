@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from moonopt.bench.base import Benchmark, Splits, Tensors
 from moonopt.bench.metrics import Metric
-from moonopt.methods import BALANCERS
+from moonopt.methods import by_optimizer
 
 INPUTS, TASKS = 20, 30
 TEACHER_WIDTH = 64
@@ -47,12 +47,7 @@ class Synthetic30(Benchmark):
         "train.steps_per_epoch": 50,
         "train.batch_size": 512,
     }
-    tuned: ClassVar = {
-        **{name: {"optimizer.lr": 0.02} for name in BALANCERS},
-        **{f"{name}+muon": {"optimizer.lr": 0.05, "optimizer.vector_lr": 0.03} for name in BALANCERS},
-        "muon": {"optimizer.lr": 0.05, "optimizer.vector_lr": 0.03},
-        "moon": {"optimizer.lr": 0.05, "optimizer.vector_lr": 0.03},
-    }
+    tuned: ClassVar = by_optimizer({"optimizer.lr": 0.02}, {"optimizer.lr": 0.05, "optimizer.vector_lr": 0.03})
     tuning = (
         "Lowest mean average loss over the problems of seeds 100 to 103, six trials each: optimizer.lr of 0.005, 0.01, 0.02, "
         "0.05, 0.1, 0.2 for ls, famo and mgda (Adam), of 0.05, 0.1, 0.2 with vector_lr of 0.01, 0.03 for muon and moon, whose "

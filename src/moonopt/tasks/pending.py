@@ -47,7 +47,6 @@ class Pending:
         self.latest: dict[str, float | Tensor] = {}  # of the last step, for diagnostics
         self.by_task: dict[str, Tensor] = {}  # of the last step, one number per task
         self.foreseen: dict[str, Any] = {}  # what was evaluated before the first evaluation
-        self.shared: list[Tensor] = []  # the parameters that tasks have in common, where a balancer asks
         self.warned: set[str] = set()
 
     def __reduce__(self) -> tuple[Callable[[], "Pending"], tuple[()]]:
