@@ -25,6 +25,7 @@ from moonopt.balance.linear import LS, SI, STL
 from moonopt.balance.mgda import MGDA
 from moonopt.balance.nash import NashMTL
 from moonopt.methods import BALANCERS, build
+from two_heads import TwoHeads
 
 WITH_MUON = ["ls+muon", "rlw+muon", "mgda+muon", "gradnorm+muon", "graddrop+muon", "famo+muon"]
 METHODS = [*BALANCERS, *WITH_MUON]
@@ -507,6 +508,48 @@ def test_a_balancer_clips_the_shared_parameters_alone(two_heads, batch):
     moved = [a - b for a, b in zip(model.parameters(), before, strict=True)]
     assert torch.cat([each.flatten() for each in moved[:4]]).norm().item() == pytest.approx(0.01, rel=1e-4)
     assert torch.cat([each.flatten() for each in moved[4:]]).norm() > 0.05
+
+
+@pytest.mark.parametrize("name", ["ls", "nash-mtl", "famo", "ls+muon"])
+def test_a_checkpoint_of_a_model_of_another_size_is_refused(batch, name):
+    """By the state itself: the fused Adam of torch would write beyond its end."""
+    (small, optimizer), (large, other) = ((model, make(name, model)) for model in (TwoHeads(width=12), TwoHeads(width=24)))
+    optimizer.minimize(separate(small), *batch())
+    with pytest.raises(ValueError, match=r"The checkpoint's \w+ has shape \(12.*, expected \(24"):
+        other.load_state_dict(optimizer.state_dict())
+    other.minimize(separate(large), *batch())
+
+
+def test_what_is_no_balancer_and_what_cannot_be_balanced_is_refused(two_heads):
+    parameters = list(two_heads().parameters())
+    with pytest.raises(ValueError, match=r"needs a balancer such as NashMTL\(3\), found 'mgda'"):
+        Balanced("mgda", torch.optim.SGD(parameters, lr=0.1))
+    with pytest.raises(ValueError, match="LBFGS evaluates the losses as often as it likes"):
+        Balanced(LS(2), torch.optim.LBFGS(parameters))
+
+
+@pytest.mark.parametrize("name", ["mgda", "ls", "moon", "muon"])
+def test_a_loss_without_a_graph_beside_others_is_told_once(two_heads, batch, name, recwarn):
+    model = two_heads()
+    optimizer = make(name, model, ["left", "right"]) if name != "moon" else MOON(model, tasks=["left", "right"])
+    for _ in range(2):
+        optimizer.minimize(lambda x, y: named(model, ["left", "right"])(x, y) | {"right": torch.tensor(0.0)}, *batch())
+    told = [each for each in recwarn if "does not depend on anything that is trained" in str(each.message)]
+    assert len(told) == 1
+    assert "The loss of task 'right'" in str(told[0].message)
+
+
+@pytest.mark.parametrize(("name", "told"), [("mgda", "or its gradient is"), ("ls", "though all losses are finite")])
+def test_a_bad_gradient_of_a_good_loss_is_not_called_a_bad_loss(two_heads, batch, name, told):
+    model = two_heads()
+
+    def losses(x, y):
+        found = named(model, ["left", "right"])(x, y)
+        found["right"].register_hook(lambda gradient: gradient * math.nan)
+        return found
+
+    with pytest.raises(FloatingPointError, match=told):
+        make(name, model, ["left", "right"]).minimize(losses, *batch())
 
 
 @pytest.mark.parametrize("balancer", [FAMO, NashMTL])

@@ -179,6 +179,39 @@ def test_step_hooks_run(two_heads, batch):
     assert seen == ["before", "after"]
 
 
+def test_thawed_parameters_are_told_and_can_be_added_by_name(two_heads, batch):
+    model = two_heads()
+    model.attention = nn.MultiheadAttention(12, 2)
+    model.attention.requires_grad_(False)
+    model.trunk[0].requires_grad_(False)
+    optimizer = MOON(model, tasks=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.minimize(model.losses, *batch())
+    model.trunk[0].requires_grad_(True)
+    before = model.trunk[0].weight.detach().clone()
+    with pytest.warns(UserWarning, match="2 parameters of the model have gradients and are not trained"):
+        optimizer.minimize(model.losses, *batch())
+    assert torch.equal(model.trunk[0].weight, before)
+    model.attention.requires_grad_(True)
+    optimizer.add_param_group({"params": model.trunk[0].named_parameters(), "lr": 0.5})
+    optimizer.add_param_group({"params": model.attention.named_parameters()})
+    added = [(group["kind"], group["lr"], group["rows"]) for group in optimizer.param_groups[2:]]
+    assert added == [
+        ("matrix", 0.5, [None]),
+        ("vector", 0.5, [None]),
+        ("matrix", 0.02, [[12, 12, 12], None]),
+        ("vector", 0.001, [None, None]),
+    ]
+    optimizer = pickle.loads(pickle.dumps(optimizer))
+    model = optimizer._module
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.minimize(model.losses, *batch())
+    moved = model.trunk[0].weight.detach() - before
+    assert torch.linalg.matrix_norm(moved, 2).item() == pytest.approx(0.5, rel=0.15)
+
+
 def test_a_group_can_be_added_later(two_heads, batch):
     model = two_heads()
     extra = nn.Linear(12, 12, bias=False)

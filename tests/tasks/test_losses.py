@@ -285,9 +285,11 @@ def test_detached_leaves_the_answer_itself_in_the_graph():
     assert answer[0].requires_grad
 
 
-def test_a_dict_with_numbers_for_names_is_refused_with_the_names():
-    with pytest.raises(ValueError, match=r"^Unknown task in the closure's losses 0: expected one of 0, 1\."):
-        read_losses({0: scalar(1.0), 1: scalar(2.0)}, task_names(2))
+def test_a_dict_may_have_the_numbers_of_tasks():
+    found = read_losses({1: scalar(2.0), 0: scalar(1.0)}, task_names(3))
+    assert (found.names, found.values.tolist()) == (("0", "1"), [1.0, 2.0])
+    with pytest.raises(ValueError, match=r"^Unknown task in the closure's losses '7': expected one of 0, 1\."):
+        read_losses({0: scalar(1.0), 7: scalar(2.0)}, task_names(2))
 
 
 def test_detached_keeps_the_kind_of_dict():

@@ -242,3 +242,33 @@ def test_the_second_forward_does_not_take_attentions_fast_path():
     optimizer.minimize(closure, torch.randn(4, 5, 8))
     assert torch.equal(*(each.detach() for each in seen))
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_a_closure_that_finds_another_batch_at_its_second_evaluation_is_told(two_heads, batch, recwarn):
+    model = two_heads()
+    optimizer = MOON(model, tasks=2)
+    x, y = batch()
+    for part, wanted in zip(x.chunk(4), y.chunk(4), strict=True):
+        (optimizer.combine(model.losses, part, wanted) / 4).backward()
+        (optimizer.combine(lambda part=part, wanted=wanted: model.losses(part, wanted)) / 4).backward()
+    optimizer.step()
+    optimizer.minimize(lambda: model.losses(x, y))
+    assert not recwarn.list
+    for part, wanted in zip(x.chunk(4), y.chunk(4), strict=True):
+        (optimizer.combine(lambda: model.losses(part, wanted)) / 4).backward()
+    with pytest.warns(UserWarning, match="looks up part, wanted by name and finds another tensor") as told:
+        optimizer.step()
+    assert [each.filename for each in told] == [__file__]
+
+
+def test_a_global_batch_is_looked_up_as_well():
+    around = {"torch": torch}
+    exec("x = torch.ones(2)\ndef losses():\n    return x * scale\nscale = 3.0", around)
+    replay = Replay(around["losses"], (), None, [torch.device("cpu")])
+    replay.first()
+    around["scale"] = 4.0  # no tensor
+    with replay.again() as answer:
+        assert answer.tolist() == [4.0, 4.0]
+    around["x"] = torch.zeros(2)
+    with pytest.warns(UserWarning, match="looks up x by name"), replay.again():
+        pass

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from moonopt.balance.base import COLUMNS, STORED, Aggregator, Balancer, Engine, Learned, Memory, NonFiniteGradientError, Tasks
 from moonopt.balance.clipping import CLIPPED, note_shared, noted_shared
 from moonopt.balance.delivery import as_of_backward, delivered
-from moonopt.balance.wrapper import Wrapper, make_capturable
+from moonopt.balance.wrapper import Wrapper, check_shapes, check_usable, make_capturable
 from moonopt.errors import unknown_name
 from moonopt.tasks.capturing import is_capturing
 from moonopt.tasks.gradients import gram_anew, gram_by_columns, graph_features, leaves_of
@@ -22,10 +22,9 @@ from moonopt.tasks.presence import mean_by_task, pick, selection, spread
 from moonopt.tasks.reduce import mean_over_ranks, refuse_different_tasks, refuse_several_ranks
 from moonopt.tasks.replay import Replay
 from moonopt.tasks.verbs import NO_GRADIENT, Closure, Parts, TaskOptimizer, run_backward
-from moonopt.tasks.watch import LEFT, NONFINITE, TAKEN, all_finite
+from moonopt.tasks.watch import LEFT, NONFINITE, TAKEN, bad_gradient
 
 COUNTED = ("unsolved", "rejected")  # what balancers count in their memory
-BAD_LOSS = "NaN or infinite (or not positive, for a method that takes its logarithm)"
 
 
 class Balanced(Wrapper):
@@ -58,8 +57,9 @@ class Balanced(Wrapper):
         every: int = 1,
         nonfinite: str = "raise",
     ) -> None:
-        if hasattr(optimizer, "task_weights"):
-            raise ValueError(f"{type(optimizer).__name__} weighs tasks by itself: balance torch's optimizers or moonopt.Muon.")
+        if not isinstance(balancer, Balancer):
+            raise ValueError(f"Balanced needs a balancer such as NashMTL(3), found {balancer!r}: names are for moonopt.build.")
+        check_usable(optimizer)
         if nonfinite not in NONFINITE:
             raise ValueError(unknown_name(nonfinite, NONFINITE, "nonfinite"))
         if every < 1 or (every > 1 and isinstance(balancer, Aggregator)):
@@ -105,6 +105,7 @@ class Balanced(Wrapper):
             found = saved.get(f"balancer_{what}")
             if found != here:
                 raise ValueError(f"The checkpoint is of balancer_{what} {found!r}, expected {here!r}.")
+        check_shapes(self.param_groups, state_dict)
         remembered = dict(self.memory)
         capturable = [group.get("capturable") for group in self.param_groups]
         self.optimizer.load_state_dict(state_dict)
@@ -215,6 +216,7 @@ class Balanced(Wrapper):
             run_backward(self.combine(answer))
             self.step()
             return detached(answer)
+        self._warn_of_constants(losses)
         answer, batch = detached(answer), self._micro_batch(losses, None)
         tasks = Tasks(losses, self._parameters(), self._shared, self._engine)
         seen = tasks.seen()  # without the graph, which is of no use any more
@@ -359,23 +361,16 @@ class Balanced(Wrapper):
         """Whether all losses and weights are finite, on all ranks. An accelerator tells later, unless bad steps are skipped."""
         ill = [spread(~(each.before.isfinite() & each.observed.isfinite()), each.present) for each in batches]
         bad = mean_over_ranks(torch.stack(ill).any(0).float()) > 0
-        flags = torch.cat([bad, self._bad_gradient(bad)])
+        flags = torch.cat([bad, bad_gradient([p.grad for p in self._parameters()], bad)])
         if self._nonfinite == "raise":
             consequence = LEFT if flags.device.type == "cpu" else TAKEN
-            self._pending.watch.note(self.memory["step"], self.tasks, flags, BAD_LOSS, consequence)
+            self._pending.watch.note(self.memory["step"], self.tasks, flags, self.balancer.bad_loss, consequence)
             self._pending.watch.tell()
             return True
         if not bool(flags.any()):
             return True
         self._pending.count("skipped_steps", 1)
         return False
-
-    def _bad_gradient(self, like: Tensor) -> Tensor:
-        """A flag: whether some gradient is not finite, on any rank."""
-        gradients = [p.grad for p in self._parameters() if p.grad is not None and not p.grad.is_sparse]
-        if not gradients:
-            return like.new_zeros(1)
-        return mean_over_ranks((~all_finite(gradients)).float().reshape(1).to(like.device)) > 0
 
     def _learned(self, batches: Sequence[MicroBatch]) -> Learned:
         presences = [batch.present for batch in batches]

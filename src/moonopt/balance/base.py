@@ -223,6 +223,7 @@ class Balancer(ABC):
     heads: Heads = "weighted"
     #: What the norm of the shared parameters' gradient is clipped to before the step.
     max_norm: float | None = None
+    takes_logarithms: ClassVar[bool] = False
 
     def __init__(self, tasks: int | Sequence[str]) -> None:
         self.tasks = task_names(tasks)
@@ -230,6 +231,12 @@ class Balancer(ABC):
     def initial(self, like: Tensor) -> dict[str, Any]:
         """What there is to remember at the start; ``like`` is a tensor with one number per task."""
         return {}
+
+    @property
+    def bad_loss(self) -> str:
+        """What is wrong with a loss that leads to no weights."""
+        more = ", or its gradient is" if self.needs_gradients else ""
+        return "NaN or infinite" + (f", or not positive: {self.name} takes its logarithm" if self.takes_logarithms else more)
 
     @abstractmethod
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:

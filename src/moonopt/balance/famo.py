@@ -33,6 +33,7 @@ class FAMO(Balancer):
     name: ClassVar[str] = "famo"
     capturable: bool = True
     evaluates_again: ClassVar[bool] = True
+    takes_logarithms: ClassVar[bool] = True
 
     def __init__(
         self,

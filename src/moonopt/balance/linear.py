@@ -42,6 +42,7 @@ class SI(LS):
     """Scale-invariant: the mean or the sum of log l_i, whose gradient has the weights 1 / l_i. Needs positive losses."""
 
     name: ClassVar[str] = "si"
+    takes_logarithms: ClassVar[bool] = True
 
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
         return super().weights(tasks, memory) / torch.where(tasks.values > 0, tasks.values, torch.nan)

@@ -1,11 +1,15 @@
 """An optimizer around another one, with whose groups and state schedulers, scalers and checkpoints work."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from moonopt.tasks.verbs import TaskOptimizer
+
+#: What optimizers keep in the shape of a parameter.
+LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 
 
 class Wrapper(TaskOptimizer):
@@ -45,6 +49,24 @@ class Wrapper(TaskOptimizer):
 
     def register_load_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
         return self.optimizer.register_load_state_dict_post_hook(hook, prepend)
+
+
+def check_usable(optimizer: Optimizer) -> None:
+    """Raise where an optimizer cannot take the gradient that a balancer leaves."""
+    name = type(optimizer).__name__
+    if hasattr(optimizer, "task_weights"):
+        raise ValueError(f"{name} weighs tasks by itself: balance torch's optimizers or moonopt.Muon.")
+    if isinstance(optimizer, LBFGS):
+        raise ValueError(f"{name} evaluates the losses as often as it likes, which no balancer can follow: use another one.")
+
+
+def check_shapes(groups: Sequence[Mapping[str, Any]], saved: Mapping[str, Any]) -> None:
+    """Raise where a checkpoint is of a model of another size: a fused optimizer would write beyond its state."""
+    for group, saved_group in zip(groups, saved["param_groups"], strict=False):  # of their number torch tells
+        for p, key in zip(group["params"], saved_group["params"], strict=False):
+            for name, value in saved["state"].get(key, {}).items():
+                if name in LIKE_PARAMETERS and value is not None and value.shape != p.shape:
+                    raise ValueError(f"The checkpoint's {name} has shape {tuple(value.shape)}, expected {tuple(p.shape)}.")
 
 
 def make_capturable(optimizer: Optimizer) -> None:

@@ -160,6 +160,8 @@ def check_schedule(name: str, steps: int) -> None:
 
 
 def _check_matrix(matrix: Tensor) -> None:
+    if not isinstance(matrix, Tensor):
+        raise TypeError(f"polar needs a tensor, found a {type(matrix).__name__}: torch.as_tensor makes one.")
     if matrix.ndim < 2:
         raise ValueError(f"polar needs at least two dimensions, found shape {tuple(matrix.shape)}.")
     if not matrix.is_floating_point():

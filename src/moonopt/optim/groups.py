@@ -46,6 +46,16 @@ def groups_of(params: Params, rules: Mapping[str, Placing] | None, module: nn.Mo
     return groups
 
 
+def routed_groups(group: Group, module: nn.Module | None) -> list[Group]:
+    """A group without a kind as one for each kind, where all its parameters have names and are the module's; else none."""
+    params: list[Any] = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+    group["params"] = params  # which may have been an iterator
+    known = set(module.parameters()) if module is not None else set()
+    if not params or not all(isinstance(each, tuple) and each[1] in known for each in params):
+        return []
+    return [group | {key: each[key] for key in ("params", "kind", "rows")} for each in groups_of(params, None, module)]
+
+
 def check_kind(group: Group) -> None:
     """Raise where a group does not say what it is."""
     if group.get("kind") not in KINDS:

@@ -179,6 +179,7 @@ class MOON(Muon):
             losses = read_losses(answer, self.tasks)
             if not losses.values.requires_grad:
                 raise RuntimeError(NO_GRAPH)
+            self._warn_of_constants(losses)
             batch = self._micro_batch(losses, None)
             weights, slopes = self._gradient_weights(losses), self._slopes(losses)
             batch.observed = self._mode.backward(losses.values, weights, slopes, self._matrices())

@@ -20,6 +20,7 @@ from moonopt.optim.groups import (
     groups_of,
     load_into,
     rate_of,
+    routed_groups,
     state_dtype,
     with_rows,
 )
@@ -120,6 +121,8 @@ class Muon(TaskOptimizer):
         }
         super().__init__(groups_of(params, rules, module), defaults)
         self.param_groups[0]["step"] = 0
+        everything = [] if self._module is None else self._module.parameters()
+        self._frozen = [p for p in everything if not p.requires_grad]
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -162,6 +165,7 @@ class Muon(TaskOptimizer):
     def _take_step(self) -> None:
         self._pending.watch.tell()
         self._keep_state_with_parameters()
+        self._warn_of_thawed()
         active, batches = self._active(), self._pending.take()
         self.param_groups[0]["step"] += 1
         finite = self._finiteness(active, batches)
@@ -173,6 +177,15 @@ class Muon(TaskOptimizer):
         finally:  # a closure that fails when it is called again must not leave half a step
             self._decay_matrices(active, finite)
             self._move_vectors(active, finite)
+
+    def _warn_of_thawed(self) -> None:
+        """Of parameters that were frozen when this was made, and are not any more."""
+        thawed = [p for p in self._frozen if p.grad is not None and p not in self.state]
+        if thawed:
+            self._warn_once(
+                f"{len(thawed)} parameters of the model have gradients and are not trained, because they were frozen when the "
+                'optimizer was made: optimizer.add_param_group({"params": layer.named_parameters()}), or freeze after that.'
+            )
 
     def _active(self) -> list[Active]:
         """The parameters that have a gradient, by group."""
@@ -297,7 +310,11 @@ class Muon(TaskOptimizer):
     # Groups and state
 
     def add_param_group(self, param_group: Group) -> None:
-        """Torch's; the group says ``kind="matrix"`` or ``kind="vector"``."""
+        """Torch's; the group says ``kind="matrix"`` or ``kind="vector"``, or has named parameters of the model."""
+        if "kind" not in param_group and (routed := routed_groups(param_group, self._module)):
+            for group in routed:
+                self.add_param_group(group)
+            return
         check_kind(param_group)
         param_group = (self._vector_defaults if param_group["kind"] == "vector" else {}) | param_group
         super().add_param_group(self._named(param_group))
@@ -358,7 +375,7 @@ class Muon(TaskOptimizer):
             post_hook(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        ours = ("_module", "_polar", "_nonfinite", "_capturable", "_pending", "_vector_defaults")
+        ours = ("_module", "_polar", "_nonfinite", "_capturable", "_pending", "_vector_defaults", "_frozen")
         return super().__getstate__() | {name: getattr(self, name) for name in ours}
 
 

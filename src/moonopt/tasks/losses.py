@@ -51,7 +51,7 @@ def read_losses(answer: Losses, tasks: Sequence[str] | None = None) -> TaskLosse
     Only a mapping may omit tasks: a sequence or tensor has one loss for each, in their order.
     """
     if isinstance(answer, Mapping):
-        by_name = dict(answer)
+        by_name = {str(name) if isinstance(name, int) else name: loss for name, loss in answer.items()}
         tasks = tuple(by_name) if tasks is None else tasks
         _check_names(by_name, tasks)
     else:

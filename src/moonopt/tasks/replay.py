@@ -6,6 +6,8 @@ twice. One that differentiates inside (a gradient penalty) must do so under ``to
 """
 
 import contextlib
+import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -33,8 +35,10 @@ class Replay:
         module: nn.Module | None,
         devices: Iterable[torch.device],
         plain: bool = False,
+        warn: Callable[[str], None] = warnings.warn,
     ) -> None:
         self._closure, self._args, self._module, self._plain = closure, args, module, plain
+        self._looked_up, self._warn = looked_up(closure), warn
         self._plain_at_first = False
         self._generators = _generators(devices)
         self._autocast = _Autocast(devices)
@@ -60,6 +64,7 @@ class Replay:
         It has a graph only where the caller has one made. Buffers come back at the end of the context: a backward pass
         through the answer belongs inside.
         """
+        self._warn_of_others()
         here = (_Buffers(self._module), _Flags(self._module), self._generators.here())
         try:
             for state in (self._buffers, self._flags, self._generators):
@@ -69,6 +74,16 @@ class Replay:
         finally:
             for state in here:
                 state.restore()
+
+    def _warn_of_others(self) -> None:
+        now = looked_up(self._closure)
+        others = [name for name, tensor in self._looked_up.items() if name not in now or now[name]() is not tensor()]
+        if others:
+            self._warn(
+                f"The closure looks up {', '.join(others)} by name and finds another tensor than at its first evaluation: the "
+                "second one is of another batch. Pass what it needs as arguments, combine(closure, x, y), or bind it, "
+                "lambda x=x, y=y: ..."
+            )
 
     def _answer(self) -> Answer:
         fast_attention = torch.backends.mha.get_fastpath_enabled()
@@ -83,6 +98,20 @@ class Replay:
         """The dtypes and shapes of the arguments, up to the next power of two, and whether the module is training."""
         tensors = [each for each in torch.utils._pytree.tree_leaves(self._args) if isinstance(each, torch.Tensor)]
         return self._flags.training(), *((each.dtype, *(size.bit_length() for size in each.shape)) for each in tensors)
+
+
+def looked_up(closure: object) -> dict[str, weakref.ref[Tensor]]:
+    """The tensors that a function finds by name when it is called, outside of itself."""
+    code = getattr(closure, "__code__", None)
+    if code is None:
+        return {}
+    names: dict[str, Any] = {}
+    for name, cell in zip(code.co_freevars, getattr(closure, "__closure__", None) or (), strict=False):
+        with contextlib.suppress(ValueError):  # that has no value yet
+            names[name] = cell.cell_contents
+    around = getattr(closure, "__globals__", {})
+    names |= {name: around[name] for name in code.co_names if name in around}
+    return {name: weakref.ref(value) for name, value in names.items() if isinstance(value, Tensor)}
 
 
 class _Buffers:

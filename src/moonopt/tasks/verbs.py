@@ -1,5 +1,6 @@
 """The verbs: ``minimize`` and ``combine`` beside torch's ``step`` and ``zero_grad``, the same for every method."""
 
+import contextlib
 import sys
 import warnings
 from collections.abc import Callable, Generator
@@ -99,6 +100,7 @@ class TaskOptimizer(Optimizer):
             self._look_ahead(replay)
             answer = closure
         losses = self._read(answer, replay)
+        self._warn_of_constants(losses)
         batch = self._micro_batch(losses, replay) if losses.values.requires_grad else None
         loss = self._combined(losses, batch)
         if batch is not None:
@@ -137,7 +139,17 @@ class TaskOptimizer(Optimizer):
                 "The second evaluation of the losses protects no buffers (BatchNorm statistics, for one), because the module "
                 f"is not known: {advice}."
             )
-        return Replay(closure, args, module, [self.param_groups[0]["params"][0].device], plain=plain)
+        return Replay(closure, args, module, [self.param_groups[0]["params"][0].device], plain, self._warn_once)
+
+    def _warn_of_constants(self, losses: TaskLosses) -> None:
+        """Of losses without a graph beside others: a placeholder would count as a task that never falls."""
+        constant = [repr(name) for name, each in zip(losses.names, losses.separate, strict=True) if not each.requires_grad]
+        if constant and losses.values.requires_grad:
+            whose = f"{'tasks' if len(constant) > 1 else 'task'} {', '.join(constant)}"
+            self._warn_once(
+                f"The loss of {whose} does not depend on anything that is trained, and counts as one that never falls. Return "
+                "a dict without it to leave a task out of a step."
+            )
 
     def _warn_once(self, text: str) -> None:
         if text not in self._pending.warned:
@@ -147,7 +159,7 @@ class TaskOptimizer(Optimizer):
 
 def _users_level() -> int:
     """How many frames up from the caller of this is code that is neither ours nor torch's."""
-    ours = tuple(str(parent) for parent in (Path(__file__).parents[1], Path(torch.__file__).parent))
+    ours = tuple(map(str, (Path(__file__).parents[1], Path(torch.__file__).parent, contextlib.__file__)))
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
         frame, level = frame.f_back, level + 1

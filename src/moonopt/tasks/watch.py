@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from moonopt.tasks.capturing import is_capturing
+from moonopt.tasks.reduce import mean_over_ranks
 
 #: What may be done about a non-finite loss or gradient.
 NONFINITE = ("raise", "skip")
@@ -81,6 +82,14 @@ def all_finite(tensors: list[Tensor]) -> Tensor:
         if finite:
             return finite
     return torch.stack(torch._foreach_norm(tensors, math.inf)).isfinite().all()
+
+
+def bad_gradient(gradients: Sequence[Tensor | None], like: Tensor) -> Tensor:
+    """A flag (1): whether some gradient that is there is not finite, on any rank."""
+    there = [each for each in gradients if each is not None and not each.is_sparse]
+    if not there:
+        return like.new_zeros(1)
+    return mean_over_ranks((~all_finite(there)).float().reshape(1).to(like.device)) > 0
 
 
 def _text(report: Report, flags: list[bool]) -> str:
