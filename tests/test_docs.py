@@ -4,9 +4,13 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+import torch
+
+from moonopt import MOON
 
 pytest.importorskip("typer")
 
@@ -35,3 +39,47 @@ def test_the_benchmark_of_thirty_lines_and_the_method_can_be_compared(tmp_path):
     assert re.search(r"^ *moon +\d", done.stdout, re.MULTILINE)
     assert re.search(r"^ *methods:sgd +\d", done.stdout, re.MULTILINE)
     assert (tmp_path / "report" / "index.html").exists()
+
+
+class Trunk(torch.nn.Module):
+    """What docs/loops.md calls model."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk = torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.Tanh(), torch.nn.Linear(16, 16), torch.nn.Tanh())
+        self.heads = torch.nn.ModuleList(torch.nn.Linear(16, 3) for _ in range(2))
+
+    def forward(self, x, labels=None):
+        return [head(self.trunk(x)) for head in self.heads]
+
+
+LOOPS = python_blocks("loops.md")
+HEADINGS = ["losses", "plain", "apart", "accelerate", "lightning", "transformers", "frozen"]
+
+
+@pytest.mark.parametrize("number", range(1, len(LOOPS)), ids=HEADINGS[1:])
+def test_the_loops_train(number, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("accelerate", "lightning", "transformers"):
+        if f"from {name} " in LOOPS[number] or f"import {name}\n" in LOOPS[number]:
+            pytest.importorskip(name)
+    if "from accelerate" in LOOPS[number]:
+        sys.modules["accelerate"].state.AcceleratorState._reset_state(reset_partial_state=True)
+    torch.manual_seed(0)
+    x, y, model = torch.randn(64, 6), torch.randint(3, (64, 2)), Trunk()
+    given = {
+        "torch": torch,
+        "MOON": MOON,
+        "cross_entropy": torch.nn.functional.cross_entropy,
+        "model": model,
+        "loader": torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=8),
+        "examples": [{"x": a, "labels": b} for a, b in zip(x, y, strict=True)],
+    }
+    before = [p.detach().clone() for p in model.parameters()]
+    blocks = [LOOPS[0], *([LOOPS[1]] if HEADINGS[number] == "apart" else []), LOOPS[number]]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", module=r"moonopt|__main__|<string>")
+        exec("\n".join(blocks), given)
+        if HEADINGS[number] == "frozen":
+            given["moon"].minimize(given["task_losses"], model, x, y)
+    assert not any(map(torch.equal, model.parameters(), before))
