@@ -6,7 +6,6 @@ the same samples. An epoch is a round of ``train.steps_per_epoch`` updates.
 """
 
 import math
-import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from moonopt.bench.base import Benchmark, Example, Splits
 from moonopt.bench.data import math_text, smollm2
+from moonopt.bench.data.folder import find_data_folder
 from moonopt.bench.metrics import Metric
 from moonopt.bench.text import models, rewards
 from moonopt.bench.text.answers import JUDGES
@@ -152,7 +152,7 @@ class MathRL(Benchmark):
 
     def model(self) -> nn.Module:
         """The model as it is on the disk, in eval mode, so that what samples and what is trained has no dropout."""
-        path = self._path or self._model_path(Path(os.environ.get("MOONOPT_DATA") or Path.home() / ".cache" / "moonopt"))
+        path = self._path or self._model_path(find_data_folder())
         self._language = models.load(path, getattr(torch, self.settings["model.dtype"]))
         model: nn.Module = self._language.model
         self._check_context(model)

@@ -13,6 +13,7 @@ from rich.text import Text
 from torch import nn
 
 from moonopt.bench import BENCHMARKS, Benchmark, find
+from moonopt.bench.data.folder import find_data_folder
 from moonopt.bench.registry import import_object
 from moonopt.cli.data import data_app
 from moonopt.cli.options import (
@@ -37,7 +38,6 @@ from moonopt.cli.options import (
     Tf32,
     Tuned,
     err,
-    find_data_folder,
     find_engine,
     layers_of,
     out,
@@ -156,7 +156,7 @@ def run(
 ) -> None:
     """Train one model, with a progress bar."""
     layers = layers_of(benchmark, [method], settings, config, tuned)[method]
-    cell = make_cell(benchmark, method, seed, layers, Machine(device, amp, compile, tf32))
+    cell = make_cell(benchmark, method, seed, layers, Machine(device=device, amp=amp, compile=compile, tf32=tf32))
     _run_one(cell, out_folder, find_data_folder(data), overwrite=overwrite, checkpoint_seconds=checkpoint_seconds)
 
 
@@ -202,7 +202,7 @@ def compare(
     names = read_names(methods, "method")
     layers = layers_of(benchmark, names, settings, config, tuned)
     check_reference(reference, find(benchmark), names)
-    cells = make_cells(benchmark, names, read_seeds(seeds), layers, Machine(device, amp, compile, tf32))
+    cells = make_cells(benchmark, names, read_seeds(seeds), layers, Machine(device=device, amp=amp, compile=compile, tf32=tf32))
     plan = Plan(out_folder, find_data_folder(data), find_engine(engine), jobs, overwrite, checkpoint_seconds)
     with stopping() as stop, screen_for(sys.stdout) as screen:
         comparison = compare_cells(cells, plan, stop, screen)
@@ -245,7 +245,7 @@ def tune(
     grids = read_grids(grid, names)
     layers = own_layers(settings, config)
     plan = Plan(out_folder, find_data_folder(data), find_engine(engine), jobs, overwrite, checkpoint_seconds)
-    machine = Machine(device, amp, compile, tf32)
+    machine = Machine(device=device, amp=amp, compile=compile, tf32=tf32)
     with stopping() as stop, screen_for(sys.stdout) as screen:
         comparison, tuned = tune_methods(benchmark, grids, read_seeds(seeds), layers, plan, stop, screen, machine)
     _exit_if_unfinished(comparison, stop, overwrite)

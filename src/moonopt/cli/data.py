@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from moonopt.bench import BENCHMARKS, find
+from moonopt.bench.data.folder import find_data_folder
 from moonopt.bench.registry import find_data
-from moonopt.cli.options import DataFolder, DataName, find_data_folder, out
+from moonopt.cli.options import DataFolder, DataName, out
 from moonopt.errors import UserError
 from moonopt.runs.terminal import grid
 

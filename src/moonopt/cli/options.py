@@ -1,6 +1,5 @@
 """The options that commands share, and how they are read."""
 
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -59,12 +58,17 @@ def layers_of(
 
 
 def repeating(words: Sequence[str]) -> str:
-    """A command without what changes no number: where files lie, and how many processes there are."""
+    """A command without what changes no number: where files lie, and how many processes there are.
+
+    >>> repeating(["tune", "toy", "--jobs", "2", "--out=there", "--overwrite", "--dataset", "mine"])
+    'moonopt tune toy --dataset mine'
+    """
     kept, skip = ["moonopt"], False
     for word in words:
-        if not skip and not word.startswith(_IRRELEVANT):
+        name, has_value, _ = word.partition("=")
+        if not skip and name not in _IRRELEVANT and word != "--overwrite":
             kept.append(word)
-        skip = not skip and word in _IRRELEVANT
+        skip = not skip and name in _IRRELEVANT and not has_value
     return shlex.join(kept)
 
 
@@ -93,14 +97,3 @@ def find_engine(name: str) -> Any:
     if name not in ENGINES:
         raise UserError(unknown_name(name, tuple(ENGINES), "engine"))
     return ENGINES[name]
-
-
-def find_data_folder(option: Path | None) -> Path:
-    """``--data``, then ``$MOONOPT_DATA``, then ``~/.cache/moonopt``."""
-    named = [("--data", option)] if option is not None else [("$MOONOPT_DATA", os.environ.get("MOONOPT_DATA"))]
-    for source, folder in named:
-        if folder:
-            if not Path(folder).is_dir():
-                raise UserError(f"There is no folder {folder}, which {source} names for data.")
-            return Path(folder)
-    return Path.home() / ".cache" / "moonopt"

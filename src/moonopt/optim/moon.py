@@ -153,7 +153,7 @@ class MOON(Muon):
         What a task that was not there would have had is NaN.
         """
         numbers = super().diagnostics()
-        if self._dual == "exact":
+        if self._solves:
             del numbers["nuclear_norm"]  # of the momentum, which it has none of
         by_task = {"weight": self.task_weights, "logit": self.logits, **self._pending.by_task}
         for what, values in by_task.items():
@@ -161,7 +161,7 @@ class MOON(Muon):
         return numbers
 
     def obstacle_to_capture(self) -> str | None:
-        if self._dual == "exact":
+        if self._solves:
             return 'dual="exact" solves for its weights on the host: use dual="online"'
         if self._delta == "auto":
             return 'delta="auto" takes times: name the mode, "forward_mode" or "double_backward"'
@@ -171,7 +171,7 @@ class MOON(Muon):
 
     def _differentiate(self, closure: Closure, args: tuple[Any, ...]) -> Any:
         """With double_backward, by a backward pass whose graph stays for the deltas: nothing is evaluated again."""
-        if self._dual == "exact" or not isinstance(self._mode, DoubleBackward):
+        if self._solves or not isinstance(self._mode, DoubleBackward):
             return super()._differentiate(closure, args)
         self._pending.watch.tell()
         with plain_kernels():  # in the backward pass, too: checkpointing evaluates there
@@ -221,7 +221,7 @@ class MOON(Muon):
         )
         compared = self._compared(losses)
         trained = [p for p in self._matrices() if p.requires_grad]
-        if self._dual == "online":
+        if not self._solves:
             return MicroBatch(compared, replay, self._mode.observe(compared, trained))
         gradients = observe_tasks(compared, trained)
         if self._pending.batches:  # weights stay fixed among micro-batches
@@ -234,7 +234,7 @@ class MOON(Muon):
 
     def _directions(self, active: Sequence[Active], batches: Sequence[MicroBatch], finite: Finite) -> dict[Tensor, Tensor]:
         """With the exact dual the minimax direction; else the momentum's."""
-        if self._dual == "online" or not batches:
+        if not self._solves or not batches:
             return super()._directions(active, batches, finite)
         step = joint_step(self._of_kind("matrix"), [batch.observed for batch in batches])
         self._pending.count("rejected_duals", int(step is None))
@@ -265,7 +265,7 @@ class MOON(Muon):
         self._note_losses(batches)
         rate = _largest([rate_of(each) for each in self._of_kind("matrix")])
         at_rest = not isinstance(rate, Tensor) and rate == 0
-        if not batches or at_rest or self._dual == "exact":
+        if not batches or at_rest or self._solves:
             move_matrices()
             return
         trained = [p for each in self.param_groups for p in each["params"]]
@@ -333,8 +333,13 @@ class MOON(Muon):
             yield self._compared(batch.evaluated_again(read_losses(answer, self.tasks))).values
 
     @property
+    def _solves(self) -> bool:
+        """Whether every step solves for its weights; else they follow the deltas of the steps."""
+        return self._dual == "exact"
+
+    @property
     def _evaluates_again(self) -> bool:
-        return self._dual == "online" and self._mode.evaluates_again
+        return not self._solves and self._mode.evaluates_again
 
     def _compared(self, losses: TaskLosses) -> TaskLosses:
         return losses.log() if self._loss == "log" else losses

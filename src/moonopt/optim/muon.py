@@ -73,7 +73,6 @@ class Muon(TaskOptimizer):
 
     """
 
-    _capturable = False  # of optimizers that were pickled before there was such a thing
     _step_supports_amp_scaling = True  # a GradScaler leaves its scale and its verdict on us instead of waiting for it
     _bad_loss = "NaN or infinite"
 

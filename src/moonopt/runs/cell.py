@@ -4,7 +4,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,6 +24,16 @@ class Machine:
     amp: bool = False
     compile: bool = False
     tf32: bool = False
+
+    @property
+    def words(self) -> list[str]:
+        """As the command line has it.
+
+        >>> Machine("cuda", amp=True).words
+        ['--device', 'cuda', '--amp']
+        """
+        named = [] if self.device == "cpu" else ["--device", self.device]
+        return [*named, *(f"--{each.name}" for each in fields(self) if getattr(self, each.name) is True)]
 
 
 CPU = Machine()
@@ -81,11 +91,7 @@ class Cell:
         words = ["moonopt", "run", self.benchmark, "--method", self.method, "--seed", str(self.seed)]
         for each in self.words:
             words += ["--set", each]
-        words += [] if self.machine.device == "cpu" else ["--device", self.machine.device]
-        words += ["--amp"] if self.machine.amp else []
-        words += ["--compile"] if self.machine.compile else []
-        words += ["--tf32"] if self.machine.tf32 else []
-        return shlex.join(words)
+        return shlex.join(words + self.machine.words)
 
 
 def seeds_text(seeds: Sequence[int]) -> str:
@@ -121,7 +127,7 @@ def cell_of(config: Mapping[str, Any], source: Path) -> Cell:
     absent = [key for key in Cell("", "", 0, {}).config if key not in config]
     if absent:
         raise UserError(f"{source} is damaged: it lacks {', '.join(absent)}.")
-    machine = Machine(config["device"], config["amp"], config["compile"], config.get("tf32", False))
+    machine = Machine(**{each.name: config[each.name] for each in fields(Machine) if each.name in config})
     return Cell(config["benchmark"], config["method"], config["seed"], config["settings"], config["overrides"], machine)
 
 

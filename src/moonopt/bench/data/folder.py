@@ -1,0 +1,16 @@
+"""Where data lie."""
+
+import os
+from pathlib import Path
+
+from moonopt.errors import UserError
+
+
+def find_data_folder(option: Path | None = None) -> Path:
+    """``--data``, then ``$MOONOPT_DATA``, then ``~/.cache/moonopt``."""
+    source, folder = ("--data", option) if option is not None else ("$MOONOPT_DATA", os.environ.get("MOONOPT_DATA"))
+    if not folder:
+        return Path.home() / ".cache" / "moonopt"
+    if not Path(folder).is_dir():
+        raise UserError(f"There is no folder {folder}, which {source} names for data.")
+    return Path(folder)
