@@ -11,8 +11,9 @@ import moonopt
 from moonopt import MOON, Balanced, Muon
 from moonopt.balance import DWA, FAMO, IMTLG, LS, MGDA, UW, CAGrad, GradDrop, GradNorm, NashMTL, PCGrad
 from moonopt.bench.qm9 import QM9
+from moonopt.methods import METHODS
 from moonopt.speed.molecules import molecules
-from moonopt.tasks.capture import CaptureError
+from moonopt.tasks.capture import CaptureError, _settings
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 MODES = ("loss_difference", "forward_mode", "double_backward", "per_task")
@@ -150,6 +151,24 @@ def test_a_checkpoint_of_a_captured_adam_goes_on_on_a_cpu():
     loaded.load_state_dict(optimizer.state_dict())
     loaded.minimize(other.losses, *batch)
     assert not any(group["capturable"] for group in loaded.param_groups)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "stl" and name != "stl+muon"])
+def test_what_a_step_counts_and_remembers_is_no_setting_of_it(name):
+    """Or every step would be of another kind, and none ever captured."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = moonopt.build(name, model, list("ab"))
+    assert optimizer.known_module() is model
+    settings = []
+    for each in batches(3, device="cpu"):
+        optimizer.minimize(model.losses, *each)
+        settings.append([_settings(optimizer, group) for group in optimizer.param_groups])
+    assert settings[0] == settings[1] == settings[2]
+    known = {key for group in settings[0] for key, _ in group}
+    assert {"weight_decay", "betas"} <= known
+    assert not known & {"params", "rows", "tasks", "step", "lr"}
+    assert not any(key.startswith("balancer_") for key in known)
 
 
 @needs_gpu

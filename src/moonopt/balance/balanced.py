@@ -102,7 +102,7 @@ class Balanced(Wrapper):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         saved = state_dict["param_groups"][0]
         for what, here in (("name", self.balancer.name), ("tasks", list(self.balancer.tasks))):
-            found = saved.get(f"balancer_{what}")
+            found = saved.get(Memory.PREFIX + what)
             if found != here:
                 raise ValueError(f"The checkpoint is of balancer_{what} {found!r}, expected {here!r}.")
         check_shapes(self.param_groups, state_dict)

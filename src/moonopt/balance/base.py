@@ -25,20 +25,22 @@ Rows = list[list[Tensor | None]]
 class Memory(MutableMapping[str, Any]):
     """What a balancer remembers: entries of the optimizer's first group, so that checkpoints have them."""
 
+    PREFIX: ClassVar[str] = "balancer_"
+
     def __init__(self, group: Callable[[], dict[str, Any]]) -> None:
         self._group = group
 
     def __getitem__(self, name: str) -> Any:
-        return self._group()[f"balancer_{name}"]
+        return self._group()[self.PREFIX + name]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._group()[f"balancer_{name}"] = value
+        self._group()[self.PREFIX + name] = value
 
     def __delitem__(self, name: str) -> None:
-        del self._group()[f"balancer_{name}"]
+        del self._group()[self.PREFIX + name]
 
     def __iter__(self) -> Iterator[str]:
-        return (name.removeprefix("balancer_") for name in self._group() if name.startswith("balancer_"))
+        return (name.removeprefix(self.PREFIX) for name in self._group() if name.startswith(self.PREFIX))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

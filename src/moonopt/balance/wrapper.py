@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
+from moonopt.balance.base import Memory
 from moonopt.tasks.verbs import TaskOptimizer
 
 #: What optimizers keep in the shape of a parameter.
@@ -16,6 +17,15 @@ class Wrapper(TaskOptimizer):
     """What is the inner optimizer's."""
 
     optimizer: Optimizer
+    _module: nn.Module | None
+
+    def is_setting(self, name: str) -> bool:
+        inner = self.optimizer.is_setting(name) if isinstance(self.optimizer, TaskOptimizer) else super().is_setting(name)
+        return inner and not name.startswith(Memory.PREFIX)
+
+    def known_module(self) -> nn.Module | None:
+        inner = self.optimizer.known_module() if isinstance(self.optimizer, TaskOptimizer) else None
+        return inner if self._module is None else self._module
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]

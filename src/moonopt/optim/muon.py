@@ -159,6 +159,12 @@ class Muon(TaskOptimizer):
         exact = self._polar.schedule in EXACT
         return f'schedule="{self._polar.schedule}" waits for the device: use "polar_express"' if exact else None
 
+    def is_setting(self, name: str) -> bool:
+        return name not in ("rows", "tasks") and super().is_setting(name)
+
+    def known_module(self) -> nn.Module | None:
+        return self._module
+
     # The parts of a step
 
     def _take_step(self) -> None:

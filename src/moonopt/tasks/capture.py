@@ -62,7 +62,7 @@ class CapturedStep:
         self._device = optimizer.param_groups[0]["params"][0].device
         self._seen: Counter[Any] = Counter()
         self._graphs: dict[Any, _Graph] = {}
-        module = getattr(optimizer, "_module", None) or getattr(getattr(optimizer, "optimizer", None), "_module", None)
+        module = optimizer.known_module()
         self._modules = [] if module is None else list(module.modules())
         if self._device.type == "cuda":
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -104,7 +104,7 @@ class CapturedStep:
             else:
                 return None
         groups, device = self._optimizer.param_groups, self._device.type
-        settings = [_settings(group) for group in groups]
+        settings = [_settings(self._optimizer, group) for group in groups]
         parameters = tuple((p.data_ptr(), p.requires_grad) for group in groups for p in group["params"])
         training = tuple(each.training for each in self._modules)
         autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
@@ -312,14 +312,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _settings(group: dict[str, Any]) -> tuple[Any, ...]:
-    """What a graph takes as given: neither rates nor what an optimizer counts or remembers."""
-    others = ("params", "param_names", "rows", "tasks", "lr", "initial_lr", "step")
-    return tuple(
-        (name, repr(value))
-        for name, value in group.items()
-        if not isinstance(value, Tensor) and name not in others and not name.startswith("balancer_")
-    )
+def _settings(optimizer: TaskOptimizer, group: dict[str, Any]) -> tuple[Any, ...]:
+    """What a graph takes as given."""
+    own = ((name, value) for name, value in group.items() if optimizer.is_setting(name))
+    return tuple((name, repr(value)) for name, value in own if not isinstance(value, Tensor))
 
 
 def _tensors(args: tuple[Any, ...]) -> list[Tensor]:

@@ -72,6 +72,14 @@ class TaskOptimizer(Optimizer):
     def prepare_for_capture(self) -> None:
         """Bring to the device what a step would otherwise have to wait for."""
 
+    def is_setting(self, name: str) -> bool:
+        """Whether a step takes this entry of a group as given: no rate, and nothing that it counts or remembers there."""
+        return name not in ("params", "param_names", "lr", "initial_lr", "step")
+
+    def known_module(self) -> nn.Module | None:
+        """The model, where it was passed."""
+        return None
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Torch's, and forget combined losses whose backward has run: their step was skipped."""
         super().zero_grad(set_to_none)
