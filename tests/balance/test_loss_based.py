@@ -71,6 +71,32 @@ def test_ls_has_the_gradient_of_the_losses(two_heads, batch, reduction):
     torch.testing.assert_close([p.grad for p in model.parameters()], list(expected))
 
 
+@pytest.mark.parametrize("method", [LS, SI])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_factors_say_how_much_a_task_counts(two_heads, batch, method, reduction):
+    model = two_heads(tasks=3, dtype=DOUBLE)
+    data = batch(tasks=3, dtype=DOUBLE)
+    optimizer = Balanced(method(["a", "b", "c"], reduction, factors=[1, 2, 5]), torch.optim.SGD(model.parameters(), lr=0.0))
+    for names, factors in (("abc", (1, 2, 5)), ("ac", (1, 5))):
+        values = dict(zip("abc", separate(model)(*data), strict=True))
+        counted = torch.stack([values[name] for name in names])
+        total = (torch.tensor(factors) * (counted.log() if method is SI else counted)).sum()
+        expected = total / sum(factors) if reduction == "mean" else total
+        gradients = torch.autograd.grad(expected, list(model.parameters()), allow_unused=True, retain_graph=True)
+        optimizer.zero_grad()
+        combined = optimizer.combine({name: values[name] for name in names})
+        combined.backward()
+        optimizer.step()
+        torch.testing.assert_close(combined, expected)
+        torch.testing.assert_close([p.grad for p in model.parameters()], list(gradients))
+
+
+@pytest.mark.parametrize("factors", [[1.0], [1.0, 0.0], [1.0, -1.0], [1.0, math.inf], [1.0, math.nan]])
+def test_factors_must_be_a_positive_number_for_each_task(factors):
+    with pytest.raises(ValueError, match="one number above 0 for each of 2 tasks"):
+        LS(2, factors=factors)
+
+
 @pytest.mark.parametrize("task", [0, 1, 2])
 def test_stl_trains_one_task_alone(two_heads, batch, task):
     model, reference = two_heads(tasks=3), two_heads(tasks=3)

@@ -1,14 +1,15 @@
 """Fixed weights: linear scalarization (LS), its scale-invariant form (SI), and a single task (STL)."""
 
+import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from moonopt.balance.base import Balancer, Memory, Tasks
 from moonopt.errors import unknown_name
-from moonopt.tasks.presence import selection
+from moonopt.tasks.presence import pick, selection
 
 Reduction = Literal["mean", "sum"]
 
@@ -22,20 +23,39 @@ def check_reduction(reduction: str) -> None:
 class LS(Balancer):
     """Linear scalarization: the mean or the sum of the losses.
 
+    Args:
+        tasks: their names, or how many.
+        reduction: "mean", over the tasks that are there, or "sum".
+        factors: how much the loss of each task counts; by default all alike.
+
     >>> LS(2, reduction="sum")
     LS(['0', '1'], reduction='sum')
+
     """
 
     name: ClassVar[str] = "ls"
     capturable: bool = True
+    factors: list[float] | None = None
 
-    def __init__(self, tasks: int | Sequence[str], reduction: Reduction = "mean") -> None:
+    def __init__(
+        self, tasks: int | Sequence[str], reduction: Reduction = "mean", factors: Sequence[float] | None = None
+    ) -> None:
         super().__init__(tasks)
         check_reduction(reduction)
         self.reduction = reduction
+        if factors is not None:
+            self.factors = [float(each) for each in factors]
+            if len(self.factors) != len(self.tasks) or not all(0 < each < math.inf for each in self.factors):
+                raise ValueError(f"factors must be one number above 0 for each of {len(self.tasks)} tasks, found {factors!r}.")
+
+    def initial(self, like: Tensor) -> dict[str, Any]:
+        return {} if self.factors is None else {"factors": like.new_tensor(self.factors)}
 
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
-        return torch.full_like(tasks.values, 1 / tasks.count if self.reduction == "mean" else 1.0)
+        if "factors" not in memory:
+            return torch.full_like(tasks.values, 1 / tasks.count if self.reduction == "mean" else 1.0)
+        factors = pick(memory["factors"], tasks.losses.present).to(tasks.values)
+        return factors / factors.sum() if self.reduction == "mean" else factors
 
 
 class SI(LS):
@@ -48,8 +68,7 @@ class SI(LS):
         return super().weights(tasks, memory) / torch.where(tasks.values > 0, tasks.values, torch.nan)
 
     def value(self, losses: Tensor, weights: Tensor, memory: Memory) -> Tensor:
-        logs = losses.log()
-        return logs.mean() if self.reduction == "mean" else logs.sum()
+        return (weights * losses * losses.log()).sum()
 
 
 class STL(Balancer):
