@@ -71,16 +71,16 @@ def test_ls_has_the_gradient_of_the_losses(two_heads, batch, reduction):
     torch.testing.assert_close([p.grad for p in model.parameters()], list(expected))
 
 
-@pytest.mark.parametrize("method", [LS, SI])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_factors_say_how_much_a_task_counts(two_heads, batch, method, reduction):
+def test_factors_say_how_much_a_task_counts(two_heads, batch, reduction):
     model = two_heads(tasks=3, dtype=DOUBLE)
     data = batch(tasks=3, dtype=DOUBLE)
-    optimizer = Balanced(method(["a", "b", "c"], reduction, factors=[1, 2, 5]), torch.optim.SGD(model.parameters(), lr=0.0))
+    optimizer = Balanced(LS(["a", "b", "c"], reduction, factors=[1, 2, 5]), torch.optim.SGD(model.parameters(), lr=0.0))
+    optimizer.load_state_dict(Balanced(LS(["a", "b", "c"]), torch.optim.SGD(model.parameters(), lr=0.0)).state_dict())
     for names, factors in (("abc", (1, 2, 5)), ("ac", (1, 5))):
         values = dict(zip("abc", separate(model)(*data), strict=True))
         counted = torch.stack([values[name] for name in names])
-        total = (torch.tensor(factors) * (counted.log() if method is SI else counted)).sum()
+        total = (torch.tensor(factors) * counted).sum()
         expected = total / sum(factors) if reduction == "mean" else total
         gradients = torch.autograd.grad(expected, list(model.parameters()), allow_unused=True, retain_graph=True)
         optimizer.zero_grad()
@@ -91,7 +91,23 @@ def test_factors_say_how_much_a_task_counts(two_heads, batch, method, reduction)
         torch.testing.assert_close([p.grad for p in model.parameters()], list(gradients))
 
 
-@pytest.mark.parametrize("factors", [[1.0], [1.0, 0.0], [1.0, -1.0], [1.0, math.inf], [1.0, math.nan]])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_si_shows_the_logs_of_these_losses_whenever_its_weights_were_made(reduction):
+    theta = torch.ones((), dtype=DOUBLE, requires_grad=True)
+    optimizer = Balanced(SI(2, reduction), torch.optim.SGD([theta], lr=0.0), every=3)
+    for values in ([2.0, 3.0], [7.0, 8.0]):
+        logs = torch.tensor(values, dtype=DOUBLE).log()
+        loss = optimizer.combine(theta * torch.tensor(values, dtype=DOUBLE))
+        torch.testing.assert_close(loss.detach(), logs.mean() if reduction == "mean" else logs.sum())
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            torch.testing.assert_close(optimizer.combine(theta * torch.tensor(values, dtype=DOUBLE)), loss.detach())
+
+
+@pytest.mark.parametrize(
+    "factors", [[1.0], [1.0, 0.0], [1.0, -1.0], [1.0, math.inf], [1.0, math.nan], "12", {"0": 1.0, "1": 2.0}, 3]
+)
 def test_factors_must_be_a_positive_number_for_each_task(factors):
     with pytest.raises(ValueError, match="one number above 0 for each of 2 tasks"):
         LS(2, factors=factors)

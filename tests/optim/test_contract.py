@@ -184,7 +184,7 @@ def test_thawed_parameters_are_told_and_can_be_added_by_name(two_heads, batch):
     model.attention = nn.MultiheadAttention(12, 2)
     model.attention.requires_grad_(False)
     model.trunk[0].requires_grad_(False)
-    optimizer = MOON(model, tasks=2)
+    optimizer = MOON(model, tasks=2, rules={"attention.out_proj.weight": "vector"})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         optimizer.minimize(model.losses, *batch())
@@ -194,14 +194,19 @@ def test_thawed_parameters_are_told_and_can_be_added_by_name(two_heads, batch):
         optimizer.minimize(model.losses, *batch())
     assert torch.equal(model.trunk[0].weight, before)
     model.attention.requires_grad_(True)
+    model.trunk[0].bias.requires_grad_(False)
     optimizer.add_param_group({"params": model.trunk[0].named_parameters(), "lr": 0.5})
+    model.trunk[0].bias.requires_grad_(True)
+    optimizer.add_param_group({"params": model.trunk[0].named_parameters(), "lr": 0.5, "vector_lr": 0.1})
+    with pytest.raises(ValueError, match="no parameter in this group that requires a gradient and is not trained already"):
+        optimizer.add_param_group({"params": model.trunk[0].named_parameters()})
     optimizer.add_param_group({"params": model.attention.named_parameters()})
     added = [(group["kind"], group["lr"], group["rows"]) for group in optimizer.param_groups[2:]]
     assert added == [
         ("matrix", 0.5, [None]),
-        ("vector", 0.5, [None]),
-        ("matrix", 0.02, [[12, 12, 12], None]),
-        ("vector", 0.001, [None, None]),
+        ("vector", 0.1, [None]),
+        ("matrix", 0.02, [[12, 12, 12]]),
+        ("vector", 0.001, [None, None, None]),
     ]
     optimizer = pickle.loads(pickle.dumps(optimizer))
     model = optimizer._module

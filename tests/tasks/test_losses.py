@@ -288,6 +288,8 @@ def test_detached_leaves_the_answer_itself_in_the_graph():
 def test_a_dict_may_have_the_numbers_of_tasks():
     found = read_losses({1: scalar(2.0), 0: scalar(1.0)}, task_names(3))
     assert (found.names, found.values.tolist()) == (("0", "1"), [1.0, 2.0])
+    with pytest.raises(ValueError, match="two losses of one task"):
+        read_losses({0: scalar(1.0), "0": scalar(2.0)}, task_names(2))
     with pytest.raises(ValueError, match=r"^Unknown task in the closure's losses '7': expected one of 0, 1\."):
         read_losses({0: scalar(1.0), 7: scalar(2.0)}, task_names(2))
 

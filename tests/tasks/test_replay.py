@@ -256,7 +256,7 @@ def test_a_closure_that_finds_another_batch_at_its_second_evaluation_is_told(two
     assert not recwarn.list
     for part, wanted in zip(x.chunk(4), y.chunk(4), strict=True):
         (optimizer.combine(lambda: model.losses(part, wanted)) / 4).backward()
-    with pytest.warns(UserWarning, match="looks up part, wanted by name and finds another tensor") as told:
+    with pytest.warns(UserWarning, match="looks up part, wanted by name and finds another than") as told:
         optimizer.step()
     assert [each.filename for each in told] == [__file__]
 
@@ -272,3 +272,34 @@ def test_a_global_batch_is_looked_up_as_well():
     around["x"] = torch.zeros(2)
     with pytest.warns(UserWarning, match="looks up x by name"), replay.again():
         pass
+
+
+def test_what_a_closure_only_writes_or_calls_by_the_same_name_is_nothing_that_it_looks_up(recwarn):
+    around = {"torch": torch, "history": [], "loss": torch.ones(1)}
+    code = """
+class Found:
+    loss = torch.ones(2)
+def losses(found):
+    global last
+    last = torch.ones(1)
+    history.append(torch.ones(1))
+    return found.loss
+"""
+    exec(code, around)
+    replay = Replay(around["losses"], (around["Found"],), None, [torch.device("cpu")])
+    replay.first()
+    around["loss"] = torch.zeros(1)
+    with replay.again():
+        pass
+    assert not recwarn.list
+
+
+@pytest.mark.parametrize("made", [list, tuple, lambda parts: dict(enumerate(parts))])
+def test_a_batch_of_several_tensors_is_looked_up_as_well(made):
+    around = {"batch": made([torch.ones(2), torch.ones(1)])}
+    exec("def losses():\n    return batch[0]", around)
+    replay = Replay(around["losses"], (), None, [torch.device("cpu")])
+    replay.first()
+    kept, around["batch"] = around["batch"], made([torch.zeros(2), torch.ones(1)])
+    with pytest.warns(UserWarning, match="looks up batch by name"), replay.again():
+        del kept

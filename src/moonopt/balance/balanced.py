@@ -105,7 +105,7 @@ class Balanced(Wrapper):
             found = saved.get(Memory.PREFIX + what)
             if found != here:
                 raise ValueError(f"The checkpoint is of balancer_{what} {found!r}, expected {here!r}.")
-        check_shapes(self.param_groups, state_dict)
+        check_shapes(self.optimizer, state_dict)
         remembered = dict(self.memory)
         capturable = [group.get("capturable") for group in self.param_groups]
         self.optimizer.load_state_dict(state_dict)

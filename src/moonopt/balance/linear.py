@@ -36,6 +36,7 @@ class LS(Balancer):
     name: ClassVar[str] = "ls"
     capturable: bool = True
     factors: list[float] | None = None
+    _factors: Tensor | None = None
 
     def __init__(
         self, tasks: int | Sequence[str], reduction: Reduction = "mean", factors: Sequence[float] | None = None
@@ -44,17 +45,20 @@ class LS(Balancer):
         check_reduction(reduction)
         self.reduction = reduction
         if factors is not None:
-            self.factors = [float(each) for each in factors]
-            if len(self.factors) != len(self.tasks) or not all(0 < each < math.inf for each in self.factors):
+            listed = list(factors) if isinstance(factors, Sequence) and not isinstance(factors, str) else []
+            good = all(isinstance(each, int | float) and 0 < each < math.inf for each in listed)
+            if not good or len(listed) != len(self.tasks):
                 raise ValueError(f"factors must be one number above 0 for each of {len(self.tasks)} tasks, found {factors!r}.")
+            self.factors = [float(each) for each in listed]
 
     def initial(self, like: Tensor) -> dict[str, Any]:
-        return {} if self.factors is None else {"factors": like.new_tensor(self.factors)}
+        self._factors = None if self.factors is None else like.new_tensor(self.factors)  # which a captured step cannot fetch
+        return {}
 
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
-        if "factors" not in memory:
+        if self._factors is None:
             return torch.full_like(tasks.values, 1 / tasks.count if self.reduction == "mean" else 1.0)
-        factors = pick(memory["factors"], tasks.losses.present).to(tasks.values)
+        factors = pick(self._factors, tasks.losses.present).to(tasks.values)
         return factors / factors.sum() if self.reduction == "mean" else factors
 
 
@@ -64,11 +68,15 @@ class SI(LS):
     name: ClassVar[str] = "si"
     takes_logarithms: ClassVar[bool] = True
 
+    def __init__(self, tasks: int | Sequence[str], reduction: Reduction = "mean") -> None:
+        super().__init__(tasks, reduction)
+
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
         return super().weights(tasks, memory) / torch.where(tasks.values > 0, tasks.values, torch.nan)
 
     def value(self, losses: Tensor, weights: Tensor, memory: Memory) -> Tensor:
-        return (weights * losses * losses.log()).sum()
+        logs = losses.log()
+        return logs.mean() if self.reduction == "mean" else logs.sum()
 
 
 class STL(Balancer):

@@ -1,6 +1,6 @@
 """An optimizer around another one, with whose groups and state schedulers, scalers and checkpoints work."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,8 +9,11 @@ from torch.optim import LBFGS, Optimizer
 from moonopt.balance.base import Memory
 from moonopt.tasks.verbs import TaskOptimizer
 
-#: What optimizers keep in the shape of a parameter.
-LIKE_PARAMETERS = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
+#: What torch's optimizers keep in the shape of a parameter.
+LIKE_PARAMETERS = (
+    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg", "grad_avg", "acc_delta"),
+    *("sum", "prev", "variance"),
+)
 
 
 class Wrapper(TaskOptimizer):
@@ -70,12 +73,14 @@ def check_usable(optimizer: Optimizer) -> None:
         raise ValueError(f"{name} evaluates the losses as often as it likes, which no balancer can follow: use another one.")
 
 
-def check_shapes(groups: Sequence[Mapping[str, Any]], saved: Mapping[str, Any]) -> None:
-    """Raise where a checkpoint is of a model of another size: a fused optimizer would write beyond its state."""
-    for group, saved_group in zip(groups, saved["param_groups"], strict=False):  # of their number torch tells
+def check_shapes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Raise where a checkpoint is of a model of another size: a fused optimizer of torch would write beyond its state."""
+    if not type(optimizer).__module__.startswith("torch.optim"):  # others may keep what they like
+        return
+    for group, saved_group in zip(optimizer.param_groups, saved["param_groups"], strict=False):  # of their number torch tells
         for p, key in zip(group["params"], saved_group["params"], strict=False):
             for name, value in saved["state"].get(key, {}).items():
-                if name in LIKE_PARAMETERS and value is not None and value.shape != p.shape:
+                if name in LIKE_PARAMETERS and isinstance(value, Tensor) and value.shape != p.shape:
                     raise ValueError(f"The checkpoint's {name} has shape {tuple(value.shape)}, expected {tuple(p.shape)}.")
 
 

@@ -1,7 +1,7 @@
 """Parameter groups: from a model to groups of one kind, and loading their settings and state in place."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from moonopt.errors import unknown_name
-from moonopt.optim.parameters import KINDS, Placing, route_parameters
+from moonopt.optim.parameters import KINDS, Placement, Placing, route_parameters
 from moonopt.tasks.directional import Rate
 from moonopt.tasks.losses import HALF_DTYPES
 
@@ -38,22 +38,39 @@ def groups_of(params: Params, rules: Mapping[str, Placing] | None, module: nn.Mo
         routing = route_parameters(given, rules, module)
     if not routing.placements:
         raise ValueError("Found no parameter that requires a gradient.")
+    return _by_kind(routing.placements)
+
+
+def _by_kind(placements: Sequence[Placement]) -> list[Group]:
     groups: list[Group] = []
     for kind in KINDS:
-        if placed := routing.of_kind(kind):
+        if placed := [each for each in placements if each.kind == kind]:
             named = [(each.name, each.parameter) for each in placed]
             groups.append({"params": named, "kind": kind, "rows": [each.rows for each in placed]})
     return groups
 
 
-def routed_groups(group: Group, module: nn.Module | None) -> list[Group]:
-    """A group without a kind as one for each kind, where all its parameters have names and are the module's; else none."""
+def routed_groups(
+    group: Group, module: nn.Module | None, rules: Mapping[str, Placing] | None, trained: Container[Tensor]
+) -> list[Group]:
+    """A group without a kind as one for each kind, where all its parameters have names and are the module's; else none.
+
+    Parameters that are trained already stay where they are. ``lr`` and ``weight_decay`` are for matrices, ``vector_lr`` and
+    ``vector_weight_decay`` for vectors.
+    """
     params: list[Any] = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
     group["params"] = params  # which may have been an iterator
     known = set(module.parameters()) if module is not None else set()
-    if not params or not all(isinstance(each, tuple) and each[1] in known for each in params):
+    if module is None or not params or not all(isinstance(each, tuple) and each[1] in known for each in params):
         return []
-    return [group | {key: each[key] for key in ("params", "kind", "rows")} for each in groups_of(params, None, module)]
+    wanted = {p for _, p in params if p not in trained}
+    placed = [each for each in route_parameters(module, rules).placements if each.parameter in wanted]
+    if not placed:
+        raise ValueError("Found no parameter in this group that requires a gradient and is not trained already.")
+    given = {key: value for key, value in group.items() if key != "params"}
+    for_vectors = {key.removeprefix("vector_"): given.pop(key) for key in ("vector_lr", "vector_weight_decay") if key in given}
+    others = {key: value for key, value in given.items() if key not in ("lr", "weight_decay")}
+    return [each | (given if each["kind"] == "matrix" else others | for_vectors) for each in _by_kind(placed)]
 
 
 def check_kind(group: Group) -> None:

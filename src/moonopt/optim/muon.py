@@ -104,7 +104,7 @@ class Muon(TaskOptimizer):
             raise ValueError(f"module must be a torch.nn.Module, found a {type(module).__name__}.")
         if nonfinite not in NONFINITE:
             raise ValueError(unknown_name(nonfinite, NONFINITE, "nonfinite"))
-        self._module = params if isinstance(params, nn.Module) else module
+        self._module, self._rules = params if isinstance(params, nn.Module) else module, rules
         self._polar = _PolarSettings(schedule, steps, polar_dtype)
         self._nonfinite, self._capturable = nonfinite, capturable
         self._pending = Pending()
@@ -120,8 +120,7 @@ class Muon(TaskOptimizer):
         }
         super().__init__(groups_of(params, rules, module), defaults)
         self.param_groups[0]["step"] = 0
-        everything = [] if self._module is None else self._module.parameters()
-        self._frozen = [p for p in everything if not p.requires_grad]
+        self._frozen = [p for p in params.parameters() if not p.requires_grad] if isinstance(params, nn.Module) else []
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -185,7 +184,7 @@ class Muon(TaskOptimizer):
 
     def _warn_of_thawed(self) -> None:
         """Of parameters that were frozen when this was made, and are not any more."""
-        thawed = [p for p in self._frozen if p.grad is not None and p not in self.state]
+        thawed = [p for p in self._frozen if p.requires_grad and p.grad is not None and p not in self.state]
         if thawed:
             self._warn_once(
                 f"{len(thawed)} parameters of the model have gradients and are not trained, because they were frozen when the "
@@ -316,10 +315,12 @@ class Muon(TaskOptimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         """Torch's; the group says ``kind="matrix"`` or ``kind="vector"``, or has named parameters of the model."""
-        if "kind" not in param_group and (routed := routed_groups(param_group, self._module)):
+        if "kind" not in param_group:
+            routed = routed_groups(param_group, self._module, self._rules, self.state)
             for group in routed:
                 self.add_param_group(group)
-            return
+            if routed:
+                return
         check_kind(param_group)
         param_group = (self._vector_defaults if param_group["kind"] == "vector" else {}) | param_group
         super().add_param_group(self._named(param_group))
@@ -380,7 +381,7 @@ class Muon(TaskOptimizer):
             post_hook(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        ours = ("_module", "_polar", "_nonfinite", "_capturable", "_pending", "_vector_defaults", "_frozen")
+        ours = ("_module", "_polar", "_nonfinite", "_capturable", "_pending", "_vector_defaults", "_frozen", "_rules")
         return super().__getstate__() | {name: getattr(self, name) for name in ours}
 
 

@@ -52,6 +52,8 @@ def read_losses(answer: Losses, tasks: Sequence[str] | None = None) -> TaskLosse
     """
     if isinstance(answer, Mapping):
         by_name = {str(name) if isinstance(name, int) else name: loss for name, loss in answer.items()}
+        if len(by_name) < len(answer):
+            raise ValueError(f"The closure returned two losses of one task, found {', '.join(map(repr, answer))}.")
         tasks = tuple(by_name) if tasks is None else tasks
         _check_names(by_name, tasks)
     else:

@@ -6,10 +6,13 @@ twice. One that differentiates inside (a gradient penalty) must do so under ``to
 """
 
 import contextlib
+import dis
+import functools
+import types
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +22,8 @@ from moonopt.tasks.capturing import draw_again, is_capturing
 from moonopt.tasks.kernels import KERNELS, has_dropout, plain_kernels
 
 Answer = Any
+#: A batch has no more parts than this: longer lists are not looked through.
+SMALL_BATCH = 16
 
 
 class Replay:
@@ -77,11 +82,11 @@ class Replay:
 
     def _warn_of_others(self) -> None:
         now = looked_up(self._closure)
-        others = [name for name, tensor in self._looked_up.items() if name not in now or now[name]() is not tensor()]
+        others = [name for name, found in self._looked_up.items() if found.is_other(now.get(name))]
         if others:
             self._warn(
-                f"The closure looks up {', '.join(others)} by name and finds another tensor than at its first evaluation: the "
-                "second one is of another batch. Pass what it needs as arguments, combine(closure, x, y), or bind it, "
+                f"The closure looks up {', '.join(others)} by name and finds another than at its first evaluation: the second "
+                "one is of another batch. Pass what it needs as arguments, combine(closure, x, y), or bind it, "
                 "lambda x=x, y=y: ..."
             )
 
@@ -100,18 +105,46 @@ class Replay:
         return self._flags.training(), *((each.dtype, *(size.bit_length() for size in each.shape)) for each in tensors)
 
 
-def looked_up(closure: object) -> dict[str, weakref.ref[Tensor]]:
-    """The tensors that a function finds by name when it is called, outside of itself."""
+class _Found(NamedTuple):
+    """What a name stands for: a tensor, or a batch of some."""
+
+    number: int  # of the object
+    tensors: tuple[weakref.ref[Tensor], ...]
+
+    def is_other(self, later: "_Found | None") -> bool:
+        """A list that has only grown is the same."""
+        if later is None or self.number == later.number:
+            return False
+        pairs = zip(self.tensors, later.tensors, strict=False)
+        return len(self.tensors) != len(later.tensors) or any(before() is not now() for before, now in pairs)
+
+
+def looked_up(closure: object) -> dict[str, _Found]:
+    """The tensors, and small batches of them, that a function finds by name when it is called, outside of itself."""
     code = getattr(closure, "__code__", None)
     if code is None:
         return {}
-    names: dict[str, Any] = {}
+    around, names = getattr(closure, "__globals__", {}), _read_names(code)
+    values = {name: around[name] for name in names if name in around}
     for name, cell in zip(code.co_freevars, getattr(closure, "__closure__", None) or (), strict=False):
         with contextlib.suppress(ValueError):  # that has no value yet
-            names[name] = cell.cell_contents
-    around = getattr(closure, "__globals__", {})
-    names |= {name: around[name] for name in code.co_names if name in around}
-    return {name: weakref.ref(value) for name, value in names.items() if isinstance(value, Tensor)}
+            values |= {name: cell.cell_contents} if name in names else {}
+    found = {name: _Found(id(value), tuple(map(weakref.ref, _tensors_in(value)))) for name, value in values.items()}
+    return {name: each for name, each in found.items() if each.tensors}
+
+
+@functools.lru_cache(maxsize=256)
+def _read_names(code: types.CodeType) -> frozenset[str]:
+    """The names that are read in it, of globals and of what is around; not those of attributes, nor what is only written."""
+    loads = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
+    return frozenset(each.argval for each in dis.get_instructions(code) if each.opname in loads)
+
+
+def _tensors_in(value: object) -> list[Tensor]:
+    parts = [value] if isinstance(value, Tensor) else list(value.values()) if type(value) is dict else value
+    if not isinstance(parts, list | tuple) or len(parts) > SMALL_BATCH:
+        return []
+    return [each for each in parts if isinstance(each, Tensor)]
 
 
 class _Buffers:
