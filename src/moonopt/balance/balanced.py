@@ -227,8 +227,7 @@ class Balanced(Wrapper):
         total = seen.weighted_sum(seen.shared, weights) | seen.weighted_sum(seen.heads, heads)
         for p in total:
             p.grad = as_of_backward(total[p], p)
-        if self.balancer.max_norm is not None:
-            note_shared(seen, len(self.tasks), self._trained(), self.memory)
+        note_shared(seen, self.balancer, self._trained(), self.memory)
         del seen, total  # as many gradients as there are tasks, and one more
         batch.backward_has_run = True
         self._pending.batches.append(batch)
@@ -301,8 +300,7 @@ class Balanced(Wrapper):
             rest = [p for p in tasks.parameters if p not in directions]
             return delivered(directions | tasks.plain_gradient(rest), self._shown(losses, weights))
         weights = batch.observed = self._weights(tasks)
-        if self.balancer.max_norm is not None:
-            note_shared(tasks, len(self.tasks), self._trained(), self.memory)
+        note_shared(tasks, self.balancer, self._trained(), self.memory)
         if self.balancer.heads == "plain" and tasks.heads:
             return delivered(tasks.weighted_gradient(weights), self._shown(losses, weights))
         loss = (weights.to(losses.values) * losses.values).sum()

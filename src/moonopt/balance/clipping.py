@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from moonopt.balance.base import Memory, Tasks
+from moonopt.balance.base import Balancer, Memory, Tasks
 
 #: Flags in the memory, in the order of the optimizer's parameters.
 CLIPPED = "clipped"
 
 
-def note_shared(tasks: Tasks, known: int, trained: Sequence[Tensor], memory: Memory) -> None:
-    """Remember what the tasks share; one of several ``known`` ones does not tell."""
-    if tasks.count > 1 or known == 1:
+def note_shared(tasks: Tasks, balancer: Balancer, trained: Sequence[Tensor], memory: Memory) -> None:
+    """Remember what the tasks share, for a balancer that clips it; one of its several tasks does not tell."""
+    if balancer.max_norm is not None and (tasks.count > 1 or len(balancer.tasks) == 1):
         shared = set(tasks.shared)
         memory[CLIPPED] = [p in shared for p in trained]
 

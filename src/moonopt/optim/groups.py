@@ -58,8 +58,7 @@ def routed_groups(
     Parameters that are trained already stay where they are. ``lr`` and ``weight_decay`` are for matrices, ``vector_lr`` and
     ``vector_weight_decay`` for vectors.
     """
-    params: list[Any] = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
-    group["params"] = params  # which may have been an iterator
+    params = group["params"]
     known = set(module.parameters()) if module is not None else set()
     if module is None or not params or not all(isinstance(each, tuple) and each[1] in known for each in params):
         return []

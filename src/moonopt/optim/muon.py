@@ -315,6 +315,8 @@ class Muon(TaskOptimizer):
 
     def add_param_group(self, param_group: Group) -> None:
         """Torch's; the group says ``kind="matrix"`` or ``kind="vector"``, or has named parameters of the model."""
+        params = param_group["params"]
+        param_group = param_group | {"params": [params] if isinstance(params, Tensor) else list(params)}
         if "kind" not in param_group:
             routed = routed_groups(param_group, self._module, self._rules, self.state)
             for group in routed:
@@ -340,7 +342,7 @@ class Muon(TaskOptimizer):
 
     def _named(self, group: Group) -> Group:
         """The group with made-up names, where the others have names and it has none: torch wants all or none."""
-        params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+        params = group["params"]
         unnamed = not any(isinstance(each, tuple) for each in params)
         if unnamed and any("param_names" in other for other in self.param_groups):
             params = [(f"group{len(self.param_groups)}.{index}", p) for index, p in enumerate(params)]
