@@ -39,7 +39,6 @@ OTHERS: tuple[Variant, ...] = tuple(
     (name, {})
     for name in (
         "muon", "famo+muon", "famo", "ls", "nash-mtl", "si", "rlw", "dwa", "uw", "mgda", "pcgrad", "cagrad", "imtl-g",
-        "gradnorm", "graddrop",
     )
 )  # fmt: skip
 IN_PROTOCOL: tuple[Variant, ...] = (PLAIN, ROBUST, ("muon", {}), ("famo+muon", {}), ("famo", {}))
@@ -59,7 +58,7 @@ class Stage(Results):
     epochs: int
 
     tuned_apart: ClassVar = {"moon-log-auto": LOG_AUTO}
-    given: ClassVar = (EPOCHS, SCHEDULE)
+    given: ClassVar = (EPOCHS, SCHEDULE, "model.half_messages")
 
     def moon(self, loss: str, beta: float | str) -> Row | None:
         wanted = {BETA: beta, LOSS: loss}

@@ -46,6 +46,7 @@ class QM9(Benchmark):
         "model.edge_width": 128,
         "model.rounds": 3,
         "model.readout_steps": 3,
+        "model.half_messages": False,
         "train.epochs": 300,
         "train.batch_size": 120,
         "train.schedule": "plateau:0.7:5",

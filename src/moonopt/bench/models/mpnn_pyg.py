@@ -42,9 +42,11 @@ class PyGNet(MPNN):
     ``readout_of_graphs`` takes molecules without padding, for measurements in which they are prepared beforehand.
     """
 
-    def __init__(self, tasks: Iterable[str], **sizes: int) -> None:
+    def __init__(self, tasks: Iterable[str], *, half_messages: bool = False, **sizes: int) -> None:
         pyg = _torch_geometric()
-        super().__init__(tasks, **sizes)
+        if half_messages:
+            raise UserError("The PyG form has no half_messages: it is the reference. Take the dense one.")
+        super().__init__(tasks, half_messages=False, **sizes)
         ours, width = self.conv, len(self.conv.bias)
         self.conv = pyg.NNConv(width, width, nn.Identity(), aggr="mean")
         # The root weight is torch's Linear, because route_parameters takes that of torch_geometric for a free parameter.

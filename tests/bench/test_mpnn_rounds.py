@@ -1,0 +1,149 @@
+"""Rounds of messages as one operation in half precision: against the rounds of ``MPNN``, differences, and float64."""
+
+import pytest
+import torch
+
+from moonopt.bench.models.mpnn import MPNN
+from moonopt.bench.models.mpnn_molecules import dense_batch
+from moonopt.bench.models.mpnn_pyg import PyGNet
+from moonopt.bench.models.mpnn_rounds import all_rounds
+from moonopt.errors import UserError
+from moonopt.tasks.modes import multiplying
+
+TASKS = ("mu", "alpha")
+NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+#: How far products of ten bits may be off, of the norm.
+TEN_BITS = 4e-3
+
+
+def molecules(sizes=(29, 3, 1, 18, 2, 0), dtype=torch.float32, most_atoms=29):
+    generator = torch.Generator().manual_seed(0)
+    there = torch.arange(most_atoms) < torch.tensor(sizes)[:, None]
+    features = torch.randint(1, 4, (*there.shape, 11), generator=generator, dtype=torch.uint8) * there[..., None]
+    positions = 2 * torch.randn(*there.shape, 3, generator=generator, dtype=torch.float64) * there[..., None]
+    bonds = torch.diag_embed((there[:, 1:]).byte(), 1)
+    return dense_batch(features, positions.to(dtype), bonds + bonds.mT)
+
+
+def network(dtype=torch.float32, **options):
+    torch.manual_seed(0)
+    model = MPNN(TASKS, **options)
+    torch.nn.init.normal_(model.conv.bias)
+    return model.to(dtype)
+
+
+def moved(batch, device):
+    return type(batch)(*(each.to(device) for each in batch))
+
+
+def outputs_and_gradients(model, batch, factor=1.0):
+    outputs = model(batch)
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    loss = factor * sum(predicted.square().mean() for predicted in outputs.values())
+    gradients = torch.autograd.grad(loss, parameters)
+    found = {**outputs, **dict(zip(names, gradients, strict=True))}
+    return {name: value.detach().double().cpu() for name, value in found.items()}
+
+
+def farthest(found, expected):
+    return max(float((found[name] - expected[name]).norm() / expected[name].norm()) for name in expected)
+
+
+def test_it_is_the_rounds_of_the_network_where_nothing_is_rounded():
+    model, batch = network(torch.float64, width=8, edge_width=12), molecules(dtype=torch.float64)
+    start = model.embedding(batch.atoms).relu().detach().requires_grad_()
+    expected, edges = start, model.conv.edges(batch)
+    for _ in range(3):
+        expected = model.gru(model.conv(expected, edges).relu().flatten(0, 1), expected.flatten(0, 1)).view_as(expected)
+    found = all_rounds(start, *model.conv.factors(batch), model.conv.bias, *model.gru.parameters(), 3, torch.float64)
+    torch.testing.assert_close(found, expected)
+    inputs = [start, *model.conv.parameters(), *model.gru.parameters()]
+    direction = torch.randn_like(expected)
+    for one, other in zip(*(torch.autograd.grad(each, inputs, direction) for each in (found, expected)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_its_gradients_are_those_of_differences(rounds):
+    model = network(torch.float64, width=3, edge_width=6)
+    batch = molecules((3, 2), torch.float64, most_atoms=3)
+    edges, weights, matrices = model.conv.factors(batch)
+    drawn = torch.rand(2, 3, 3), torch.randn(edges.shape), torch.randn(weights.shape)  # no edge where relu has a kink
+    given = [*drawn, matrices, model.conv.bias, *model.gru.parameters()]
+    given = [each.detach().double().requires_grad_() for each in given]
+    assert torch.autograd.gradcheck(lambda *tensors: all_rounds(*tensors, rounds, torch.float64), given)
+
+
+def test_half_precision_is_as_near_as_ten_bits_allow():
+    batch = molecules()
+    expected = outputs_and_gradients(network(), batch)
+    found = outputs_and_gradients(network(half_messages=True), batch)
+    assert 1e-6 < farthest(found, expected) < TEN_BITS
+
+
+@pytest.mark.parametrize("factor", [2.0**-40, 2.0**40], ids=["small", "large"])
+def test_gradients_of_any_size_are_as_exact(factor):
+    model, batch = network(half_messages=True), molecules()
+    expected = outputs_and_gradients(model, batch)
+    found = outputs_and_gradients(model, batch, factor)
+    scaled = {name: value * (1 if name in TASKS else factor) for name, value in expected.items()}
+    assert farthest(found, scaled) < 1e-5
+
+
+def test_a_loss_that_depends_on_nothing_has_gradients_of_zero():
+    found = outputs_and_gradients(network(half_messages=True), molecules(), 0.0)
+    assert all(value.abs().max() == 0 for name, value in found.items() if name not in TASKS)
+
+
+def test_several_backward_passes_over_one_graph_agree():
+    model, batch = network(half_messages=True), molecules()
+    loss = model(batch)["mu"].sum()
+    first, second = (torch.autograd.grad(loss, model.conv.bias, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_the_edges_have_a_gradient_where_one_is_asked_for():
+    batch = molecules((4, 3))
+    gradients = []
+    for half in (False, True):
+        edges = batch.edges.clone().requires_grad_()
+        network(half_messages=half)(batch._replace(edges=edges))["mu"].sum().backward()
+        gradients.append(edges.grad.double())
+    assert (gradients[1] - gradients[0]).norm() < 0.05 * gradients[0].norm()  # one that lies at a kink counts by itself
+
+
+def test_under_autocast_it_stays_in_single_precision():
+    model, batch = network(half_messages=True), molecules()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model._after_rounds(model.embedding(batch.atoms).relu(), batch)
+    assert found.dtype == torch.float32
+
+
+def test_it_is_not_differentiated_twice():
+    model, batch = network(half_messages=True), molecules((3, 2))
+    (gradient,) = torch.autograd.grad(model(batch)["mu"].sum(), model.conv.bias, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_the_reference_does_not_take_it():
+    pytest.importorskip("torch_geometric")
+    with pytest.raises(UserError, match="half_messages"):
+        PyGNet(TASKS, half_messages=True)
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("half", [False, True], ids=["TensorFloat-32", "half"])
+def test_on_a_gpu_both_ways_are_as_near_to_double_precision(half):
+    expected = outputs_and_gradients(network(torch.float64), molecules(dtype=torch.float64))
+    with multiplying(tf32=True):
+        found = outputs_and_gradients(network(half_messages=half).cuda(), moved(molecules(), "cuda"))
+    assert farthest(found, expected) < TEN_BITS
+
+
+@NEEDS_GPU
+def test_on_a_gpu_it_is_what_it_is_on_a_cpu():
+    expected = outputs_and_gradients(network(half_messages=True), molecules())
+    with multiplying(tf32=False):
+        found = outputs_and_gradients(network(half_messages=True).cuda(), moved(molecules(), "cuda"))
+    assert farthest(found, expected) < TEN_BITS
