@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # The QM9 study of docs/qm9.md. It wants QM9 in $MOONOPT_DATA (moonopt data fetch qm9).
 #   studies/qm9.sh STAGE     (by default DEVICE=cuda, JOBS=3, the cells at once, RUNS=runs and EPOCHS=60)
-# Stages: speed, which wants the GPU to itself; tune, three rates for six rows, from the best of a first round on; budget, three seeds of
-# every method with EPOCHS epochs, those that were not tuned at the rate of ls; beta, MOON with other values of it; protocol, the full
-# 300 epochs. Plateaus have a patience scaled to the epochs. Messages are kept in float16, products are in TensorFloat-32.
+# Stages: speed, which wants the GPU to itself; tune, three rates for three rows with EPOCHS epochs, those of the others being chosen
+# before (results/qm9); budget, three seeds of every method, those that were not tuned at the rate of ls; beta, MOON with other values
+# of it; protocol, the full 300 epochs. Plateaus have a patience scaled to the epochs. Messages are kept in float16, products are in
+# TensorFloat-32.
 # METHODS=moon,ls restricts tune, budget and protocol; in it moon-log-auto is MOON with loss=log and beta=auto. SEEDS=1 or 0,2 are
 # other seeds than the first three, in protocol than the first.
 # What is done is skipped, and what is half trained goes on: run it again. After a SIGTERM, as of `timeout 500 studies/qm9.sh budget`,
@@ -12,8 +13,8 @@ set -u
 . "$(dirname "$0")/common.sh"
 DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-3} RUNS=${RUNS:-runs} EPOCHS=${EPOCHS:-60}
 export OMP_NUM_THREADS=1
-TUNE=moon,moon-log-auto,muon,famo+muon,famo,ls
-ALL=$TUNE,nash-mtl,si,rlw,dwa,uw,mgda,pcgrad,cagrad,imtl-g
+TUNE=moon-log-auto,famo,ls
+ALL=moon,moon-log-auto,muon,famo+muon,famo,ls,nash-mtl,si,rlw,dwa,uw,mgda,pcgrad,cagrad,imtl-g
 TUNED=${TUNED:-$(dirname "$0")/../results/qm9}
 
 end_with_checkpoints
@@ -38,9 +39,8 @@ method() {
 }
 grid() {
     case $1 in
-    moon-log-auto) echo --grid optimizer.lr=5e-3,1e-2,2e-2 ;;
-    moon | muon | *+muon) echo --grid optimizer.lr=3.2e-4,6.3e-4,1.25e-3 ;;
-    *) echo --grid optimizer.lr=4e-3,8e-3,1.6e-2 ;;
+    moon*) echo --grid optimizer.lr=6.3e-4,1.25e-3,2.5e-3 ;;
+    *) echo --grid optimizer.lr=1e-3,2e-3,4e-3 ;;
     esac
 }
 tuned() { # the benchmark's own rate where there is no file, and none of ls
@@ -58,7 +58,7 @@ case ${1:?speed, tune, budget, beta or protocol} in
 speed) python -m moonopt.speed.molecules --device "$DEVICE" --json ;;
 tune)
     for name in $(names "$TUNE"); do
-        tune $(short 12) $(method "$name") $(grid "$name") --file "$RUNS/tuned-$name.json"
+        tune $(short "$EPOCHS") $(method "$name") $(grid "$name") --file "$RUNS/tuned-$name.json"
     done
     ;;
 budget)

@@ -67,26 +67,39 @@ class Stage(Results):
 
 @dataclass(frozen=True)
 class Stages:
-    """The whole study: its stages, all tuning files, and what ``moonopt.speed.molecules`` measured."""
+    """The whole study: its stages, all tuning files, what ``moonopt.speed.molecules`` measured, and earlier rounds of trials.
+
+    These are by the names of their folders, each with what was run at the rates that it chose.
+    """
 
     budget: Stage
     sweep: Stage
     protocol: Stage
     tuning: Mapping[str, Tuning]
     speed: Speed | None
+    earlier: Mapping[str, Stage]
 
 
 def read(folder: Path) -> Stages:
     """The runs and tuning files of a folder, which need not be there, and the file of speed beside it."""
     study, tuning = study_of(read_exports(folder), QM9), read_tuning(folder)
-    lengths = {setting(row, EPOCHS) for row in study.rows} - {SWEEP, PROTOCOL}
     return Stages(
-        budget=_stage(study, tuning, max(lengths, default=BUDGET)),
+        budget=_budget(study, tuning),
         sweep=_stage(study, {name: each for name, each in tuning.items() if name not in Stage.tuned_apart}, SWEEP),
         protocol=_stage(study, tuning, PROTOCOL),
         tuning=tuning,
         speed=next(iter(read_speed(folder.parent / "speed", "qm9-h200.json")), None),
+        earlier={
+            each.name: _budget(study_of(read_exports(each), QM9), read_tuning(each))
+            for each in sorted(folder.glob("*"))
+            if each.is_dir()
+        },
     )
+
+
+def _budget(study: Study, tuning: Mapping[str, Tuning]) -> Stage:
+    lengths = {setting(row, EPOCHS) for row in study.rows} - {SWEEP, PROTOCOL}
+    return _stage(study, tuning, max(lengths, default=BUDGET))
 
 
 def _stage(study: Study, tuning: Mapping[str, Tuning], epochs: int) -> Stage:

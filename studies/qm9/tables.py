@@ -1,6 +1,7 @@
 """Every table of the page, and the places of its figures."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from moonopt.bench.paper import QM9, QM9_METRICS, QM9_STL
@@ -25,6 +26,7 @@ def tables(stages: Stages, drawn: Iterable[Plot]) -> dict[str, str]:
     return {
         "target": f"{_target(stages.protocol)}\n\n{speed_target(stages.speed)}",
         "tuning": _tuning(stages.tuning),
+        "earlier": _earlier(stages.earlier),
         "budget": _budget(stages.budget),
         "main": _errors(stages.budget, [PLAIN, ROBUST, *OTHERS]),
         "differences": _differences(stages.budget),
@@ -49,16 +51,33 @@ def _target(protocol: Stage) -> str:
 
 
 def _tuning(tuning: Mapping[str, Tuning]) -> str:
-    """A table per grid: those of Adam and of Muon differ."""
-    tables: dict[tuple[float, ...], dict[str, Mapping[float, str]]] = {}
+    """A table per length of trials and grid: those of Adam and of Muon differ."""
+    tables: dict[tuple[str, *tuple[float, ...]], dict[str, Mapping[float, str]]] = {}
     for name, each in tuning.items():
         for method, by_score in scores(each, lambda score: f"{100 * (score - 1):.1f}").items():
             apart = Stage.tuned_apart.get(name)
             label = method if apart is None else variant("moon", apart)
-            tables.setdefault(tuple(sorted(by_score)), {})[label] = by_score
+            tables.setdefault((_length(each), *sorted(by_score)), {})[label] = by_score
     notes = [f"`tuned-{name}.json`: {note}." for name, each in tuning.items() for note in each["notes"]]
     told = " ".join(notes) or "No choice is at the edge of its grid."
-    return "\n\n".join([*map(by_rate, tables.values()), told]) if tables else NOTHING
+    return "\n\n".join([*(f"{key[0]}{by_rate(found)}" for key, found in tables.items()), told]) if tables else NOTHING
+
+
+def _length(tuning: Tuning) -> str:
+    """What stands above a table of trials: their epochs, if the command that made them tells."""
+    found = re.search(r"train\.epochs=(\d+)", tuning.get("command", ""))
+    return f"{found[1]} epochs:\n\n" if found else ""
+
+
+def _earlier(rounds: Mapping[str, Stage]) -> str:
+    """Their trials, and what came of their choices."""
+    told = []
+    for name, stage in rounds.items():
+        rows = [[variant(row.method, {}), rate(row), seeds(row), entry(row, DELTA, 1)] for row in stage.study.rows]
+        told.append(f"`{name}`:\n\n{_tuning(stage.tuning)}")
+        if rows:
+            told.append(f"At these rates, {stage.epochs} epochs:\n\n{markdown(['', 'rate', 'seeds', 'Δm (%)'], rows)}")
+    return "\n\n".join(told) or NOTHING
 
 
 def _budget(budget: Stage) -> str:

@@ -150,6 +150,21 @@ def test_both_rows_of_moon_are_at_the_rates_that_were_chosen_for_them(fill, tmp_
     assert section(page, "missing").startswith("- not tuned yet: muon, ")
 
 
+def test_earlier_rounds_are_told_with_what_came_of_their_choices(fill, tmp_path):
+    fill(("moon", {**BUDGET, "optimizer.lr": 0.02}, 4))
+    earlier = tmp_path / "results" / "qm9" / "first-round"
+    earlier.mkdir()
+    (tmp_path / "results" / "qm9" / "0.json").rename(earlier / "0.json")
+    command = "moonopt tune qm9 --set train.epochs=12"
+    (earlier / "tuned-moon.json").write_text(json.dumps({**json.loads(tuned(2, 0.02)), "command": command}))
+    page = fill()
+    told = section(page, "earlier")
+    assert "`first-round`:\n\n12 epochs:\n\n| rate | 0.02 | 0.04 |" in told
+    assert "At these rates, 60 epochs:" in told
+    assert "| moon | 0.02 | 2 | 300.0 ± 0.0 |" in told
+    assert lines(page, "main")["moon"]["Δm (%)"] == "not run yet"
+
+
 def test_figures_are_drawn_of_what_was_run(fill, tmp_path):
     page = fill(("moon", BUDGET), ("famo", BUDGET), ("famo", {}))
     assert section(page, "qm9-beta") == "Not run yet.\n"
@@ -166,7 +181,7 @@ def measured():
     return json.dumps(importlib.import_module("moonopt.speed.molecules").measure(rounds=2, batch=3))
 
 
-def test_the_form_that_is_trained_and_the_compiled_one_are_held_against_the_target(measured, fill, tmp_path):
+def test_the_forms_that_were_measured_are_held_against_the_target(measured, fill, tmp_path):
     result = json.loads(measured)
     for form, seconds in (("captured, tf32", 3.5), ("compiled, captured, tf32", 2.5)):
         for method in ("ls", "moon"):
@@ -177,7 +192,7 @@ def test_the_form_that_is_trained_and_the_compiled_one_are_held_against_the_targ
     content = {"environment": {"device": "NVIDIA H200", "torch": "2.11"}, "results": [result]}
     (tmp_path / "results" / "speed" / "qm9-h200.json").write_text(json.dumps(content))
     page = fill()
-    trained, compiled = section(page, "target").split("; compiled as well: ")
+    trained, compiled = section(page, "target").split("; compiled: ")
     assert trained.endswith("moon 3.50 s and 8.0 times: **not reached**")
     assert "moon 2.50 s and 8.0 times: **reached**" in compiled
     assert lines(page, "speed")["ls, pyg"]["times as fast as pyg"] == "1.00"
