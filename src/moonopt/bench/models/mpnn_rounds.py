@@ -6,6 +6,7 @@ float32. Gradients, which float16 would flush to zero, are divided by the larges
 gradient and nothing more: torch refuses to differentiate it forwards or twice.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -42,35 +43,36 @@ class _Rounds(torch.autograd.Function):
         shape, edges, matrices = x.shape, edges.to(kept), matrices.to(kept)
         hidden = functional.linear(edges, weights.to(kept)).relu_().flatten(2)
         x = x.flatten(0, 1)
-        before, got, sent, gates = [], [], [], []  # by round
-        for _ in range(rounds):
+        sent = hidden.new_empty(len(x), len(weights), rounds, shape[2])  # so that the backward pass takes all rounds at once
+        before, got, gates = [], [], []  # by round
+        for i in range(rounds):
             before.append(x)
-            sent.append((x.to(kept) @ matrices).view(len(hidden), -1, shape[2]))
-            got.append((_product(hidden, sent[-1], x.dtype) + bias).relu_().flatten(0, 1))
+            several = matrices.view(shape[2], *sent.shape[1::2]).transpose(0, 1)
+            torch.bmm(x.to(kept).expand(len(several), -1, -1), several, out=sent[:, :, i].transpose(0, 1))
+            got.append((_product(hidden, _by_molecule(sent, shape)[:, :, i], x.dtype) + bias).relu_().flatten(0, 1))
             x, known = _gru(got[-1] @ weight_ih.T, x @ weight_hh.T, x, bias_ih, bias_hh)
             gates.append(known)
         both = torch.cat(before), torch.cat(got)
-        ctx.save_for_backward(edges, weights, matrices, weight_ih, weight_hh, hidden, *both, *sent, *gates)
+        ctx.save_for_backward(edges, weights, matrices, weight_ih, weight_hh, hidden, sent, *both, *gates)
         return x.view(shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        edges, weights, matrices, weight_ih, weight_hh, hidden, before, got, *others = ctx.saved_tensors
-        rounds, kept, dtype = len(others) // 2, matrices.dtype, gradient.dtype
-        sent, gates = others[:rounds], others[rounds:]
+        edges, weights, matrices, weight_ih, weight_hh, hidden, sent, before, got, *gates = ctx.saved_tensors
+        rounds, kept, dtype = len(gates), matrices.dtype, gradient.dtype
         scale = torch.linalg.vector_norm(gradient, torch.inf).clamp(min=torch.finfo(dtype).tiny)
         of_x = (gradient / scale).flatten(0, 1)
         of_sent = matrices.new_empty(rounds, len(of_x), matrices.shape[1])
-        of_hidden, rows = torch.empty_like(hidden), []
+        of_messages, rows = hidden.new_empty(*gradient.shape[:2], *sent.shape[2:]), []
         for i in reversed(range(rounds)):
             of_input, of_state, of_x = _gru_backward(of_x, gates[i])
             of_got = _where_positive(of_input @ weight_ih, got.chunk(rounds)[i])
             rows.append(torch.cat([of_input, of_state, of_got], 1))
-            of_messages = of_got.to(kept).view(gradient.shape)
-            torch.bmm(hidden.mT, of_messages, out=of_sent[i].view_as(sent[i]))
+            of_messages[:, :, i] = of_got.view(gradient.shape)
+            torch.bmm(hidden.mT, of_messages[:, :, i], out=of_sent[i].view(len(hidden), -1, gradient.shape[2]))
             of_x = torch.addmm(of_x, of_state, weight_hh) + _product(of_sent[i], matrices.mT, dtype)
-            of_hidden.baddbmm_(of_messages, sent[i].mT, beta=int(i < rounds - 1))  # nothing is there yet in the last round
+        of_hidden = of_messages.flatten(2) @ _by_molecule(sent, gradient.shape).flatten(2).mT
         of_hidden = _where_positive(of_hidden, hidden).view(-1, len(weights))
         of_edges = (of_hidden.to(dtype) @ weights * scale).view_as(edges) if ctx.needs_input_grad[1] else None
         of_rows = torch.cat(rows[::-1])
@@ -84,6 +86,11 @@ class _Rounds(torch.autograd.Function):
         ]
         of_x, *of_parameters = torch._foreach_mul(found, scale)
         return of_x, of_edges, *of_parameters, None, None
+
+
+def _by_molecule(sent: Tensor, shape: Sequence[int]) -> Tensor:
+    """What its atoms send in all channels below each other, (B, N * channels, rounds, width)."""
+    return sent.view(shape[0], -1, *sent.shape[2:])
 
 
 def _product(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
