@@ -45,5 +45,5 @@ def draw_weights(row: Row, unit: float, name: str, axes: Axes) -> None:
     styles = task_styles(tasks)
     for task, band in weight_bands(row, tasks).items():
         axes.plot(band.places / unit, band.mean, color=styles[task].colour, linestyle=line_style(styles[task]), linewidth=1.2)
-    axes.axhline(1 / len(tasks), color=INK, linewidth=0.8, alpha=0.4)
+    axes.axhline(1 / len(tasks), color=INK, linewidth=0.8, linestyle="dotted")
     axes.set(xlabel=name, ylabel="weight", ylim=(0, None))

@@ -24,6 +24,8 @@ Swept = Mapping[str, tuple[Style, Sequence[float]]]
 FIGURES = ("qm9-delta", "qm9-beta", "qm9-weights")
 DRAWN: tuple[Variant, ...] = (PLAIN, ROBUST, *OTHERS[:5])
 WEIGHTED: tuple[Variant, ...] = (PLAIN, ROBUST, ("famo", {}), ("famo+muon", {}))
+#: Of all epochs those that the figure begins with.
+FROM = 0.1
 #: Of Δm, at even distances of the error.
 TICKS = (-25, 0, 25, 50, 100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600)
 
@@ -60,11 +62,14 @@ def _evaluated(stage: Stage) -> dict[str, Row]:
 
 def _draw_delta(rows: Mapping[str, Row], axes: Axes) -> None:
     styles = {variant(*each): variant_style(*each) for each in DRAWN}
+    seen: list[float] = []
     for name, row in reversed(list(rows.items())):  # the first on top
         if (band := metric_band(row, DELTA)) is not None:
             draw_band(band, styles[name], steps_per_epoch(row), TICKS[0], axes)
-    _by_error(axes)
+            seen.extend(band.mean[band.places >= FROM * band.places[-1]])
+    _by_error(axes, min(seen), max(seen))
     axes.set_xlabel("epoch")
+    axes.set_xlim(FROM * axes.dataLim.x1, axes.dataLim.x1)
 
 
 def _swept(sweep: Stage) -> Swept:
@@ -87,7 +92,7 @@ def _draw_sweep(swept: Swept, axes: Axes) -> None:
     axes.set(xlabel="beta", ylabel=f"{DELTA} (%)")
 
 
-def _by_error(axes: Axes) -> None:
+def _by_error(axes: Axes, least: float, most: float) -> None:
     """Equal ratios of the mean relative error, 1 + Δm / 100, are equally high."""
 
     def up(delta: ArrayLike) -> Array:
@@ -96,7 +101,7 @@ def _by_error(axes: Axes) -> None:
     def down(height: ArrayLike) -> Array:
         return 100 * np.expm1(height)
 
-    low, high = up(axes.dataLim.intervaly)
+    low, high = up([least, most])
     margin = 0.05 * (high - low)
     axes.set_yscale("function", functions=(up, down))
     axes.set_ylim(*down([low - margin, high + margin]))

@@ -14,21 +14,27 @@ from studies.qm9.speed import speed_table, speed_target
 from studies.results import SEEDS, Tuning, Variant, setting
 from studies.tables import NOTHING, best_of, figures, missing
 from studies.tuning import by_rate, scores
-from studies.verdicts import Gap
+from studies.verdicts import FAILS, HOLDS, UNCLEAR, Gap
 
 #: Δm that MOON is to reach in the protocol: the paper's own.
 GOAL = QM9.delta_m["moon"]
+#: The rows of the main table.
+MAIN = (PLAIN, ROBUST, *OTHERS)
+#: That the first has the lower Δm, by whether it holds.
+BETTER = {HOLDS: "the first", FAILS: "the other", UNCLEAR: UNCLEAR}
 DIGITS = {DELTA: 1, **{metric.name: metric.digits for metric in QM9_METRICS}}
 
 
 def tables(stages: Stages, drawn: Iterable[Plot]) -> dict[str, str]:
     """As Markdown, by their names in the page."""
     return {
+        "summary": _summary(stages.budget),
         "target": f"{_target(stages.protocol)}\n\n{speed_target(stages.speed)}",
         "tuning": _tuning(stages.tuning),
         "earlier": _earlier(stages.earlier),
         "budget": _budget(stages.budget),
-        "main": _errors(stages.budget, [PLAIN, ROBUST, *OTHERS]),
+        "main": _errors(stages.budget, MAIN),
+        "profile": _profile(stages.budget),
         "differences": _differences(stages.budget),
         "protocol": _errors(stages.protocol, IN_PROTOCOL),
         "order": _order(stages.protocol),
@@ -44,7 +50,7 @@ def _target(protocol: Stage) -> str:
     for which in (PLAIN, ROBUST):
         row = protocol.row(*which)
         verdict = "reached" if average(row, DELTA) <= GOAL else "not reached"
-        found = NOT_RUN if row is None else f"{entry(row, DELTA, 1)}: **{verdict}**"
+        found = NOT_RUN if row is None else f"{entry(row, DELTA, 1)} ({seeds(row)} of {SEEDS} seeds): **{verdict}**"
         told.append(f"{variant(*which)} {found}")
     goal = f"The target is a Δm of at most {GOAL} for MOON in the paper's protocol of {protocol.epochs} epochs."
     return f"{goal} {'; '.join(told)}."
@@ -88,11 +94,13 @@ def _budget(budget: Stage) -> str:
 
 
 def _errors(stage: Stage, variants: Sequence[Variant]) -> str:
-    """Ours, the best of a column bold, and below each the paper's as printed."""
-    rows = [stage.row(*each) for each in variants]
-    best = {metric: best_of([average(row, metric) for row in rows], higher=False) for metric in DIGITS}
+    """Those that were run, the best of a column bold, and below each the paper's as printed."""
+    rows = [(each, row) for each in variants if (row := stage.row(*each)) is not None]
+    if not rows:
+        return NOTHING
+    best = {metric: best_of([average(row, metric) for _, row in rows], higher=False) for metric in DIGITS}
     lines = []
-    for (method, changes), row in zip(variants, rows, strict=True):
+    for (method, changes), row in rows:
         lines.append([variant(method, changes), rate(row), seeds(row), *_entries(row, best)])
         if method in QM9.rows and not changes:
             lines.append(["*paper*", "", "", *(str(number) for number in [QM9.delta_m[method], *QM9.rows[method].values()])])
@@ -101,11 +109,38 @@ def _errors(stage: Stage, variants: Sequence[Variant]) -> str:
     return markdown(["", "rate", "seeds", "Δm (%)", *units], lines)
 
 
-def _entries(row: Row | None, best: Mapping[str, float | None]) -> list[str]:
-    if row is None:
-        return [NOT_RUN, *[""] * len(QM9_METRICS)]
+def _entries(row: Row, best: Mapping[str, float | None]) -> list[str]:
     found = {metric: entry(row, metric, digits, absent="no number") for metric, digits in DIGITS.items()}
     return [f"**{text}**" if average(row, metric) == best[metric] else text for metric, text in found.items()]
+
+
+def _summary(stage: Stage) -> str:
+    """Δm of all rows, the best first, and how much of the table that is."""
+    found = [(average(row, DELTA), f"{variant(*each)} {entry(row, DELTA, 1)}") for each in MAIN if (row := stage.row(*each))]
+    if not found:
+        return NOTHING
+    told = ", ".join(text for _, text in sorted(found))
+    return f"Δm (%) after {stage.epochs} epochs, lower is better, {len(found)} of {len(MAIN)} rows: {told}."
+
+
+def _profile(stage: Stage) -> str:
+    """How much of Δm comes from the task that it is made of most, for MOON and in the paper's row."""
+    if (row := stage.row(*PLAIN)) is None:
+        return NOTHING
+    ours = _points({metric.name: average(row, metric.name) for metric in QM9_METRICS})
+    theirs = _points(QM9.rows["moon"])
+    most = max(ours, key=lambda task: ours[task])
+    whole, paper = sum(ours.values()), sum(theirs.values())
+    return (
+        f"Of the {whole:.1f} points of `moon` {most} alone gives {ours[most]:.1f}, of the {paper:.1f} that the errors of the "
+        f"paper's row make it gives {theirs[most]:.1f}: without it {whole - ours[most]:.1f} are left here and "
+        f"{paper - theirs[most]:.1f} there. A Δm near the paper's is no reproduction of its errors."
+    )
+
+
+def _points(errors: Mapping[str, float]) -> dict[str, float]:
+    """What each task adds to Δm."""
+    return {task: 100 * (errors[task] / alone - 1) / len(QM9_STL) for task, alone in QM9_STL.items()}
 
 
 def _differences(stage: Stage) -> str:
@@ -116,8 +151,8 @@ def _differences(stage: Stage) -> str:
             gap = Gap(first, other, DELTA, (-math.inf, 0), paper)
             if (found := stage.compare(first, other, DELTA)) is not None:
                 theirs = "" if paper is None else f"{paper:+.1f}"
-                lines.append([minus(first, other), *difference(found, 1), theirs, gap.verdict(found)])
-    heading = ["difference of", DELTA, "95 % interval", "p", "seeds", "paper", "MOON is better"]
+                lines.append([minus(first, other), *difference(found, 1), theirs, BETTER[gap.verdict(found)]])
+    heading = ["difference of", DELTA, "95 % interval", "p", "seeds", "paper", "who is better"]
     return markdown(heading, lines) if lines else NOTHING
 
 
@@ -135,8 +170,8 @@ def _sweep(sweep: Stage) -> str:
 
 
 def _missing(stages: Stages) -> str:
-    budget, everything = stages.budget, [PLAIN, ROBUST, *OTHERS]
-    rows = {variant(*each): budget.row(*each) for each in everything}
+    budget = stages.budget
+    rows = {variant(*each): budget.row(*each) for each in MAIN}
     tuned = {name for found in stages.tuning.values() for name in found["chosen"]} - {"moon"}
     tuned |= {variant(*each) for each, file in ((PLAIN, "moon"), (ROBUST, "moon-log-auto")) if file in stages.tuning}
     sweep = [f"beta={beta} loss={loss}" for loss in LOSSES for beta in BETAS if stages.sweep.moon(loss, beta) is None]
