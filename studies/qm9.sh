@@ -39,7 +39,7 @@ method() {
 }
 grid() {
     case $1 in
-    moon*) echo --grid optimizer.lr=6.3e-4,1.25e-3,2.5e-3 ;;
+    moon* | *muon) echo --grid optimizer.lr=6.3e-4,1.25e-3,2.5e-3 ;;
     *) echo --grid optimizer.lr=1e-3,2e-3,4e-3 ;;
     esac
 }

@@ -56,7 +56,7 @@ def losses(model, given, wanted):
 
 def outputs_and_gradients(model, given):
     predicted = model(given)
-    wanted = targets(len(given.mask), given.atoms.dtype)
+    wanted = targets(given.members[:, 0].numel(), given.atoms.dtype)
     sum((predicted[task] - wanted[task]).square().mean() for task in TASKS).backward()
     return predicted, {name: parameter.grad for name, parameter in model.named_parameters()}
 
@@ -166,9 +166,9 @@ def test_more_padding_changes_nothing():
 def test_what_stands_in_the_padding_changes_nothing():
     model, given = network(**SMALL), batch()
     rubbish = MoleculeBatch(
-        given.atoms.masked_fill(~given.mask.unsqueeze(2), 7.0),
+        given.atoms.masked_fill(~given.members.any(2, keepdim=True), 7.0),
         given.edges.masked_fill(~given.neighbours.unsqueeze(3), 7.0),
-        given.mask,
+        given.members,
     )
     assert_equal_but_for_rounding(model(rubbish), model(given), 1e-12)
 
@@ -178,7 +178,7 @@ def test_the_order_of_atoms_and_of_molecules_does_not_matter():
     expected = model(given)
     atoms = torch.randperm(29, generator=torch.Generator().manual_seed(3))
     molecule = torch.tensor([3, 0, 4, 1, 2])
-    moved = MoleculeBatch(given.atoms[:, atoms], given.edges[:, atoms][:, :, atoms], given.mask[:, atoms])
+    moved = MoleculeBatch(given.atoms[:, atoms], given.edges[:, atoms][:, :, atoms], given.members[:, atoms])
     found = model(MoleculeBatch(*(each[molecule] for each in moved)))
     assert_equal_but_for_rounding(found, {task: value[molecule] for task, value in expected.items()}, 1e-12)
 
@@ -190,7 +190,7 @@ def test_predictions_depend_on(what):
     {"atoms": atoms[..., 0], "positions": edges[..., 4], "bonds": edges[..., 0]}[what].add_(1)
     assert all(
         (value - model(given)[task]).abs().max() > 1e-6
-        for task, value in model(MoleculeBatch(atoms, edges, given.mask)).items()
+        for task, value in model(MoleculeBatch(atoms, edges, given.members)).items()
     )
 
 
@@ -292,7 +292,7 @@ def test_the_losses_of_all_tasks_fall(delta):
 def test_dense_molecules_have_bond_types_and_distances():
     features, positions, bonds = stored((3,), most_atoms=4)
     given = dense_batch(features, positions, bonds)
-    assert given.mask.tolist() == [[True, True, True, False]]
+    assert given.members.tolist() == [[[True], [True], [True], [False]]]
     assert torch.equal(given.atoms, features.double())
     for i, j in ((0, 1), (1, 2), (2, 0)):
         expected = [float(bonds[0, i, j] == each) for each in (1, 2, 3, 4)] + [(positions[0, i] - positions[0, j]).norm()]

@@ -10,10 +10,12 @@ import torch
 from moonopt import cli, route_parameters
 from moonopt.bench import find
 from moonopt.bench.data import qm9, qm9_compact
+from moonopt.bench.data.qm9_pairs import WIDTHS, pairs
 from moonopt.bench.models.mpnn_pyg import to_pyg
 from moonopt.bench.paper import QM9_STL
 from moonopt.bench.qm9 import QM9
 from moonopt.errors import UserError
+from moonopt.speed.molecules import ATOMS
 
 FEW = {"data.valid_molecules": 40, "data.test_molecules": 30}
 SMALL = {"model.width": 16, "model.edge_width": 16}
@@ -48,20 +50,56 @@ def test_the_splits_are_other_ones_for_every_seed_and_have_every_molecule_once(f
     assert torch.equal(found.sort(0).values, molecules.padded().positions.flatten(1).sort(0).values)
 
 
-def test_a_batch_is_padded_to_few_widths_in_which_every_atom_has_room(folder):
-    widths = set()
+@pytest.mark.parametrize("count", [1, 3, 26])
+def test_a_batch_has_two_molecules_in_a_row_each_whole_and_once(count, folder):
     for data in vars(QM9(FEW).load(folder, 0)).values():
         atoms, positions, bonds, targets = data.tensors
-        for some in torch.arange(len(data)).split(3):
-            cut, near, kinds, wanted, _ = data.batch(some, torch.Generator())
-            width = cut.shape[1]
-            assert torch.equal((cut > 0).sum(1), (atoms[some] > 0).sum(1))
-            assert torch.equal(cut, atoms[some, :width])
-            assert torch.equal(near, positions[some, :width])
-            assert torch.equal(kinds, bonds[some, :width, :width])
-            assert torch.equal(wanted, targets[some])
-            widths.add(width)
-    assert {25, 29} <= widths <= {25, 27, 29}
+        for some in torch.arange(len(data)).split(count):
+            near, places, kinds, members, wanted, _ = data.batch(some, torch.Generator())
+            assert members.shape == (-(-len(some) // 2), near.shape[1], 2)
+            assert members.sum(2).max() == 1
+            assert near.shape[1] in (*WIDTHS, int(members.sum((1, 2)).max()))
+            found = []
+            for number in range(len(some)):
+                there = members[number // 2, :, number % 2]
+                (same,) = [each for each in some.tolist() if torch.equal(targets[each], wanted[number])]
+                size = int(data.sizes[same])
+                assert torch.equal(near[number // 2, there], atoms[same, :size])
+                assert torch.equal(places[number // 2, there], positions[same, :size])
+                assert torch.equal(kinds[number // 2][there][:, there], bonds[same, :size, :size])
+                found.append(same)
+            assert sorted(found) == some.tolist()
+            assert members.sum() == data.sizes[some].sum()
+
+
+def test_rows_of_many_molecules_have_little_padding():
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.multinomial(torch.tensor(ATOMS, dtype=torch.float32), 120, generator=generator, replacement=True)
+    members = pairs(sizes).members
+    assert members.shape[1] in WIDTHS
+    assert members.sum() / members[..., 0].numel() > 0.9  # where one molecule in a row would fill 0.7
+
+
+@pytest.mark.parametrize("form", ["dense", "pyg"])
+def test_molecules_that_share_a_row_are_predicted_as_if_alone(form, folder):
+    if form == "pyg":
+        pytest.importorskip("torch_geometric")
+    bench = QM9(FEW | SMALL | {"model.form": form})
+    data = bench.load(folder, 0).valid
+    torch.manual_seed(0)
+    model = bench.model().double()
+    seen = {}
+    for count in (1, 2, 7):
+        for some in torch.arange(len(data)).split(count):
+            atoms, positions, *others, wanted, _ = data.batch(some, torch.Generator())
+            predicted = bench._predicted(model, [atoms, positions.double(), *others], len(wanted))
+            for number, target in enumerate(wanted.tolist()):
+                seen.setdefault(tuple(target), []).append(torch.stack([each[number] for each in predicted.values()]))
+    assert len(seen) == len(data)
+    for alone, *shared in seen.values():
+        assert len(shared) == 2
+        for each in shared:
+            torch.testing.assert_close(each, alone, rtol=1e-12, atol=1e-12)
 
 
 def test_targets_are_scaled_by_the_training_molecules_alone(folder, molecules):

@@ -6,30 +6,34 @@ import pytest
 import torch
 
 from moonopt.bench.data.qm9_molecules import ELEMENTS
+from moonopt.bench.data.qm9_pairs import pairs
 from moonopt.bench.models.mpnn import MPNN
 from moonopt.bench.models.mpnn_pyg import PyGNet
 from moonopt.speed import molecules
 
 
 def test_molecules_have_as_many_atoms_as_those_of_qm9():
-    features, positions, bonds, targets = molecules.molecules(500)
-    numbers = features[..., len(ELEMENTS)]
-    atoms = (numbers > 0).sum(1)
+    features, positions, bonds, members, targets = molecules.molecules(500)
+    atoms = members.sum(1)
+    assert atoms.shape == (250, 2)
     assert 17.5 < atoms.float().mean() < 18.5
-    assert atoms.max() <= numbers.shape[1] <= 29
+    assert atoms.max() <= 29
+    assert (features[..., len(ELEMENTS)] > 0)[members.any(2)].all()
+    assert positions.shape == (*members.shape[:2], 3)
     assert targets.shape == (500, 11)
-    assert torch.equal((bonds > 0).sum((1, 2)), 2 * (atoms - 1))
-    assert not positions[numbers == 0].any()
+    same = members.unsqueeze(2) & members.unsqueeze(1)
+    assert torch.equal((same & (bonds > 0).unsqueeze(3)).sum((1, 2)), 2 * (atoms - 1))
 
 
 def test_batches_have_the_widths_of_qm9():
     widths = [features.shape[1] for features, *_ in molecules.typical_batches()]
     assert Counter(widths) == molecules.BATCHES
-    largest = torch.tensor(molecules.ATOMS).cumsum(0).double()
-    shares = (largest / largest[-1]) ** molecules.BATCH  # that all molecules of a batch have at most so many atoms
-    expected = {25: shares[25], 27: shares[27] - shares[25], 29: 1 - shares[27]}
-    for width, share in expected.items():
-        assert widths.count(width) / len(widths) == pytest.approx(float(share), abs=0.03)
+    generator = torch.Generator().manual_seed(0)
+    shares, drawn = torch.tensor(molecules.ATOMS, dtype=torch.float32), 400
+    sizes = torch.multinomial(shares, drawn * molecules.BATCH, replacement=True, generator=generator)
+    found = Counter(pairs(each).members.shape[1] for each in sizes.view(drawn, -1))
+    for width in molecules.BATCHES:
+        assert widths.count(width) / len(widths) == pytest.approx(found[width] / drawn, abs=0.07)
 
 
 def test_both_forms_start_from_the_same_losses():

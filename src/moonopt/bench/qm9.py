@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from moonopt.bench.base import Benchmark, Splits, Tensors
 from moonopt.bench.data import qm9
-from moonopt.bench.data.qm9_molecules import TARGETS, Padded, node_features, padded_width
+from moonopt.bench.data.qm9_molecules import TARGETS, Padded, node_features
+from moonopt.bench.data.qm9_pairs import pairs
 from moonopt.bench.metrics import Metric, delta_m
 from moonopt.bench.models.heads import SQUARED, mean_losses
 from moonopt.bench.models.mpnn import MPNN
@@ -30,7 +31,10 @@ PROTOCOLS = ("paper", "famo")
 
 
 class QM9(Benchmark):
-    """Eleven properties of a molecule, each a regression task. A batch has atoms, positions, bonds, targets and their scale."""
+    """Eleven properties of a molecule, each a regression task.
+
+    A batch has the features of atoms, positions, bonds, what is in which molecule, targets and their scale.
+    """
 
     name = "qm9"
     title = "eleven properties of 130,831 small molecules, predicted by a message-passing network"
@@ -91,14 +95,12 @@ class QM9(Benchmark):
 
     def losses(self, model: nn.Module, batch: tuple[Tensor, ...]) -> dict[str, Tensor]:
         *given, wanted, _ = batch
-        predicted = self._predicted(model, given)
-        return mean_losses({task: predicted[task] for task in self.tasks}, wanted, SQUARED)
+        return mean_losses(self._predicted(model, given, len(wanted)), wanted, SQUARED)
 
     def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         total, errors = 0, []
         for *given, wanted, scale in batches:
-            outputs = self._predicted(model, given)
-            predicted = torch.stack([outputs[task] for task in self.tasks], 1)
+            predicted = torch.stack(list(self._predicted(model, given, len(wanted)).values()), 1)
             errors.append(((predicted - wanted).abs() * scale).double().sum(0))
             total += len(wanted)
         means = (torch.stack(errors).sum(0) / total).tolist()
@@ -114,8 +116,10 @@ class QM9(Benchmark):
     def fetch(self, folder: Path) -> None:
         qm9.fetch(folder)
 
-    def _predicted(self, model: nn.Module, given: list[Tensor]) -> Mapping[str, Tensor]:
-        return model(dense_batch(*given))  # type: ignore[no-any-return]
+    def _predicted(self, model: nn.Module, given: list[Tensor], count: int) -> dict[str, Tensor]:
+        """Of the molecules that are there: one too many if their number is odd."""
+        outputs: Mapping[str, Tensor] = model(dense_batch(*given))
+        return {task: outputs[task][:count] for task in self.tasks}
 
     def _count(self, split: str) -> int:
         count: int = self.settings[f"data.{split}_molecules"]
@@ -133,7 +137,7 @@ class QM9(Benchmark):
 class Properties(Tensors):
     """Padded molecules with the features of their atoms, targets, and the scale of these, which every batch has.
 
-    A batch has no more padding than its largest molecule asks for, in few widths, each of which is a CUDA graph of its own.
+    A batch has two molecules in a row, and no more padding than its largest pair asks for, in few widths.
     """
 
     def __init__(self, molecules: Padded, targets: Tensor, scale: Tensor) -> None:
@@ -144,9 +148,11 @@ class Properties(Tensors):
 
     def batch(self, indices: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:
         atoms, positions, bonds, targets = self.tensors
-        width = padded_width(int(self.sizes[indices].max()))
-        narrow = Tensors(atoms[:, :width], positions[:, :width], bonds[:, :width, :width], targets)
-        return *narrow.batch(indices, generator), self.scale
+        order, molecule, atom, members = pairs(self.sizes[indices])
+        places = torch.stack([indices[molecule], atom]), indices[order], members
+        (row, column), chosen, members = (each.to(atoms.device, non_blocking=True) for each in places)
+        edges = bonds[row.unsqueeze(2), column.unsqueeze(2), column.unsqueeze(1)]
+        return atoms[row, column], positions[row, column], edges, members, targets[chosen], self.scale
 
     def to(self, device: torch.device) -> Self:
         moved = super().to(device)

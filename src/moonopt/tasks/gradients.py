@@ -127,11 +127,21 @@ def gram_by_columns(evaluate: Evaluate, parameters: Sequence[Tensor], shared: Se
     """One gradient at a time: the derivatives of all losses along it are its column."""
     columns: list[Tensor] = []
     for found, row in gradients_anew(evaluate, parameters, shared):
-        with carried(by_parameter(found, row), parameters), evaluate() as again:
+        with _names_other_engines(), carried(by_parameter(found, row), parameters), evaluate() as again:
             columns.append(tangent_of(again.values).detach().double())
         del again
     gram = torch.stack(columns, 1)
     return (gram + gram.mT) / 2
+
+
+@contextlib.contextmanager
+def _names_other_engines() -> Iterator[None]:
+    """Say in an error of torch's what it comes from, and what works instead."""
+    try:
+        yield
+    except RuntimeError as error:
+        error.add_note('engine="columns" differentiates forwards; what of a model cannot be, engine="stored" can use.')
+        raise
 
 
 def shared_by(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -30,9 +30,6 @@ TARGETS = {
     "cv": "cal/(mol K)",
 }
 UNPERCEIVED = 4  # node features that are zero
-#: How many atoms a batch may be padded to, the most of QM9 last. Of 120 random molecules the largest has at most 25 in two
-#: batches of three, and at most 27 in all but three of a hundred.
-WIDTHS = (25, 27, 29)
 
 
 class Padded(NamedTuple):
@@ -84,15 +81,6 @@ class Molecules:
         first, second = self.bonds[:, 0].long(), self.bonds[:, 1].long()
         bonds[molecule, first, second] = bonds[molecule, second, first] = self.bonds[:, 2]
         return Padded(numbers, positions, bonds)
-
-
-def padded_width(atoms: int) -> int:
-    """To how many atoms a batch is padded whose largest molecule has so many.
-
-    >>> [padded_width(atoms) for atoms in (3, 25, 26, 29, 40)]
-    [25, 25, 27, 29, 40]
-    """
-    return next((width for width in WIDTHS if width >= atoms), atoms)
 
 
 def node_features(numbers: Tensor, bonds: Tensor) -> Tensor:

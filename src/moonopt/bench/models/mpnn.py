@@ -39,7 +39,7 @@ class MPNN(nn.Module):
         readout_steps: of Set2Set.
         half_messages: keep what edges hide and atoms send in float16: faster on a GPU, see ``mpnn_rounds``.
 
-    >>> batch = MoleculeBatch(torch.zeros(5, 4, 11), torch.zeros(5, 4, 4, 5), torch.ones(5, 4, dtype=torch.bool))
+    >>> batch = MoleculeBatch(torch.zeros(5, 4, 11), torch.zeros(5, 4, 4, 5), torch.ones(5, 4, 1, dtype=torch.bool))
     >>> {task: tuple(predicted.shape) for task, predicted in MPNN(["mu", "alpha"])(batch).items()}
     {'mu': (5,), 'alpha': (5,)}
 
@@ -68,13 +68,13 @@ class MPNN(nn.Module):
         self.heads = nn.ModuleDict({task: nn.Linear(width, 1) for task in tasks})
 
     def forward(self, molecules: MoleculeBatch) -> dict[str, Tensor]:
-        """What every task predicts, (molecules,)."""
+        """What every task predicts of all molecules, row by row."""
         return self.predictions(self.readout(molecules))
 
     def readout(self, molecules: MoleculeBatch) -> Tensor:
         """What Set2Set makes of the atoms after the last round, (molecules, 2 width)."""
         x = self.embedding(molecules.atoms).relu()
-        return self.set2set(self._after_rounds(x, molecules), molecules.mask)  # type: ignore[no-any-return]
+        return self.set2set(self._after_rounds(x, molecules), molecules.members)  # type: ignore[no-any-return]
 
     def predictions(self, readout: Tensor) -> dict[str, Tensor]:
         """What the tasks make of it."""
@@ -82,7 +82,7 @@ class MPNN(nn.Module):
         return {task: each.squeeze(1) for task, each in found.items()}
 
     def _after_rounds(self, x: Tensor, molecules: MoleculeBatch) -> Tensor:
-        if self.half_messages:
+        if self.half_messages and self.rounds:
             return half_rounds(x, self.conv.factors(molecules, HALF_ALIGNED), self.conv.bias, self.gru, self.rounds)
         edges = self.conv.edges(molecules)
         for _ in range(self.rounds):
@@ -155,14 +155,13 @@ class Set2Set(nn.Module):
         self.steps = steps
         self.lstm = nn.LSTMCell(2 * width, width)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """The last question and its answer, (B, 2 width). The answer of a molecule without atoms is zero."""
-        there = mask.unsqueeze(2).to(x.dtype)
-        x, unlikely = x * there, ABSENT * (1 - there)
-        question = cell = x.new_zeros(len(x), x.shape[2])
-        both = x.new_zeros(len(x), 2 * x.shape[2])
+    def forward(self, x: Tensor, members: Tensor) -> Tensor:
+        """The last question and its answer of all molecules, row by row, (B M, 2 width); without atoms it means nothing."""
+        unlikely, total, width = ABSENT * (1 - members.to(x.dtype)), members[:, 0].numel(), x.shape[2]
+        question = cell = x.new_zeros(total, width)
+        both = x.new_zeros(total, 2 * width)
         for _ in range(self.steps):
             question, cell = self.lstm(both, (question, cell))
-            attention = torch.baddbmm(unlikely, x, question.unsqueeze(2)).softmax(1)
-            both = torch.cat([question, (attention.mT @ x).squeeze(1)], 1)
+            attention = torch.baddbmm(unlikely, x, question.view(len(x), -1, width).mT).softmax(1)
+            both = torch.cat([question, (attention.mT @ x).flatten(0, 1)], 1)
         return both

@@ -16,7 +16,7 @@ LAYER = "_l0"
 
 
 class Graphs(NamedTuple):
-    """MoleculeBatch one below the other, without padding."""
+    """The molecules of a MoleculeBatch one below the other, without padding."""
 
     atoms: Tensor  # (atoms, features)
     ends: Tensor  # (2, edges): from which atom, to which
@@ -27,12 +27,14 @@ class Graphs(NamedTuple):
 
 def graphs(molecules: MoleculeBatch) -> Graphs:
     """The same molecules as torch_geometric takes them."""
-    mask = molecules.mask
+    members = molecules.members
+    mask = members.any(2)
     numbers = (mask.flatten().cumsum(0) - 1).view_as(mask)
     molecule, target, source = molecules.neighbours.nonzero(as_tuple=True)
     ends = torch.stack([numbers[molecule, source], numbers[molecule, target]])
     edges = molecules.edges[molecule, target, source]
-    return Graphs(molecules.atoms[mask], ends, edges, mask.nonzero()[:, 0], len(mask))
+    row, _, which = members.nonzero(as_tuple=True)
+    return Graphs(molecules.atoms[mask], ends, edges, row * members.shape[2] + which, members[:, 0].numel())
 
 
 class PyGNet(MPNN):

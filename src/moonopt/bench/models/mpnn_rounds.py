@@ -1,12 +1,14 @@
 """All rounds of messages of ``MPNN`` as one operation, which keeps what edges hide and what atoms send in half precision.
 
 These tensors are by far the largest of a training step, and reading and writing them is most of its time where several runs
-share a GPU. Float16 has the ten bits that TensorFloat-32 multiplies with, so that products are as exact; they are added up in
-float32. Gradients, which float16 would flush to zero, are divided by the largest that comes in. The operation knows its
-gradient and nothing more: torch refuses to differentiate it forwards or twice.
+share a GPU. Float16 has the ten bits that TensorFloat-32 multiplies with, so that products are as exact, as long as nothing is
+above 65,504: what is becomes infinite, which losses show. What atoms get, and gradients of parameters, are added up in float32.
+Gradients of what is kept, which float16 would flush to zero, are divided by the largest that comes in.
+
+The operation knows its gradient and nothing more. It cannot be differentiated forwards; twice neither, which ``backward``
+refuses, while ``torch.autograd.grad`` leaves out what it cannot see where ``allow_unused`` is given.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from moonopt.errors import UserError
 from moonopt.linalg.polar import without_autocast
 
 
@@ -25,72 +28,98 @@ class Factors(NamedTuple):
     matrices: Tensor  # (width, channels * width)
 
 
+class Cell(NamedTuple):
+    """The parameters of a GRU cell, each with three gates below each other: r, z, n."""
+
+    weight_ih: Tensor
+    weight_hh: Tensor
+    bias_ih: Tensor
+    bias_hh: Tensor
+
+
 def half_rounds(x: Tensor, factors: Factors, bias: Tensor, cell: nn.GRUCell, rounds: int) -> Tensor:
     """Atoms (B, N, width) after so many rounds, each of which is x <- cell(relu(messages + bias), x)."""
+    if bias.dtype != torch.float32:
+        raise UserError(f"half_messages is for parameters in float32, found {bias.dtype}.")
+    parameters = Cell(cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh)
     with without_autocast(x.device.type):
-        return all_rounds(x.float(), *factors, bias, *cell.parameters(), rounds, torch.float16)
+        return all_rounds(x.float(), factors, bias, parameters, rounds, torch.float16)
 
 
-def all_rounds(*given: Any) -> Tensor:
-    """The same of tensors, a number of rounds and a dtype: in float64 its gradients can be compared with differences."""
-    return _Rounds.apply(*given)  # type: ignore[no-any-return, no-untyped-call]
+def all_rounds(x: Tensor, factors: Factors, bias: Tensor, cell: Cell, rounds: int, kept: torch.dtype) -> Tensor:
+    """The same with messages kept in any dtype: in float64 its gradients can be compared with differences."""
+    learning = torch.is_grad_enabled()
+    return _Rounds.apply(x, *factors, bias, *cell, rounds, kept, learning)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Rounds(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
-        edges, weights, matrices, bias, weight_ih, weight_hh, bias_ih, bias_hh, rounds, kept = given
-        shape, edges, matrices = x.shape, edges.to(kept), matrices.to(kept)
+        edges, weights, matrices, bias, weight_ih, weight_hh, bias_ih, bias_hh, rounds, kept, learning = given
+        (molecules, atoms, width), channels = x.shape, len(weights)
+        edges, matrices = edges.to(kept), matrices.to(kept)
         hidden = functional.linear(edges, weights.to(kept)).relu_().flatten(2)
+        several = matrices.view(width, channels, width).transpose(0, 1)
+        # All rounds side by side, so that the backward pass multiplies them at once; without one the next takes the place.
+        sent = matrices.new_empty(molecules * atoms, channels, rounds if learning else 1, width)
         x = x.flatten(0, 1)
-        sent = hidden.new_empty(len(x), len(weights), rounds, shape[2])  # so that the backward pass takes all rounds at once
-        before, got, gates = [], [], []  # by round
-        for i in range(rounds):
-            before.append(x)
-            several = matrices.view(shape[2], *sent.shape[1::2]).transpose(0, 1)
-            torch.bmm(x.to(kept).expand(len(several), -1, -1), several, out=sent[:, :, i].transpose(0, 1))
-            got.append((_product(hidden, _by_molecule(sent, shape)[:, :, i], x.dtype) + bias).relu_().flatten(0, 1))
-            x, known = _gru(got[-1] @ weight_ih.T, x @ weight_hh.T, x, bias_ih, bias_hh)
-            gates.append(known)
-        both = torch.cat(before), torch.cat(got)
-        ctx.save_for_backward(edges, weights, matrices, weight_ih, weight_hh, hidden, sent, *both, *gates)
-        return x.view(shape)
+        inputs, messages, gates = [], [], []
+        for number in range(rounds):
+            place = number % sent.shape[2]
+            torch.bmm(x.to(kept).expand(channels, -1, -1), several, out=sent[:, :, place].transpose(0, 1))
+            got = _product(hidden, sent.view(molecules, -1, *sent.shape[2:])[:, :, place], x.dtype)
+            got = (got + bias).relu_().flatten(0, 1)
+            after, known = _gru(got @ weight_ih.T, x @ weight_hh.T, x, bias_ih, bias_hh)
+            if learning:
+                inputs.append(x)
+                messages.append(got)
+                gates.append(known)
+            x = after
+        if learning:
+            both = torch.cat(inputs), torch.cat(messages)
+            ctx.save_for_backward(edges, weights, matrices, weight_ih, weight_hh, hidden, sent, *both, *gates)
+        return x.view(molecules, atoms, width)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        edges, weights, matrices, weight_ih, weight_hh, hidden, sent, before, got, *gates = ctx.saved_tensors
-        rounds, kept, dtype = len(gates), matrices.dtype, gradient.dtype
-        scale = torch.linalg.vector_norm(gradient, torch.inf).clamp(min=torch.finfo(dtype).tiny)
-        of_x = (gradient / scale).flatten(0, 1)
-        of_sent = matrices.new_empty(rounds, len(of_x), matrices.shape[1])
-        of_messages, rows = hidden.new_empty(*gradient.shape[:2], *sent.shape[2:]), []
-        for i in reversed(range(rounds)):
-            of_input, of_state, of_x = _gru_backward(of_x, gates[i])
-            of_got = _where_positive(of_input @ weight_ih, got.chunk(rounds)[i])
-            rows.append(torch.cat([of_input, of_state, of_got], 1))
-            of_messages[:, :, i] = of_got.view(gradient.shape)
-            torch.bmm(hidden.mT, of_messages[:, :, i], out=of_sent[i].view(len(hidden), -1, gradient.shape[2]))
-            of_x = torch.addmm(of_x, of_state, weight_hh) + _product(of_sent[i], matrices.mT, dtype)
-        of_hidden = of_messages.flatten(2) @ _by_molecule(sent, gradient.shape).flatten(2).mT
-        of_hidden = _where_positive(of_hidden, hidden).view(-1, len(weights))
-        of_edges = (of_hidden.to(dtype) @ weights * scale).view_as(edges) if ctx.needs_input_grad[1] else None
-        of_rows = torch.cat(rows[::-1])
-        of_inputs, of_states, _ = torch.split(of_rows, widths := [len(weight_ih), len(weight_hh), weight_ih.shape[1]], 1)
-        of_bias_ih, of_bias_hh, of_bias = torch.split(of_rows.sum(0), widths)
-        found = [
-            of_x.view_as(gradient),
+        with without_autocast(gradient.device.type):
+            return _gradients(gradient, *ctx.saved_tensors, of_edges=ctx.needs_input_grad[1])
+
+
+def _gradients(gradient: Tensor, *saved: Tensor, of_edges: bool) -> tuple[Tensor | None, ...]:
+    """Of all that ``forward`` was given; all that is made on the way is divided by ``scale``."""
+    edges, weights, matrices, weight_ih, weight_hh, hidden, sent, inputs, messages, *gates = saved
+    molecules, atoms, width = gradient.shape
+    rounds, kept, dtype = len(gates), matrices.dtype, gradient.dtype
+    scale = torch.linalg.vector_norm(gradient, torch.inf).clamp(min=torch.finfo(dtype).tiny)
+    of_x = (gradient / scale).flatten(0, 1)
+    of_got = matrices.new_empty(molecules, atoms, rounds, width)
+    of_sent = matrices.new_empty(rounds, molecules * atoms, matrices.shape[1])
+    rows = []
+    for number in reversed(range(rounds)):
+        of_gates_in, of_gates_x, of_x = _gru_backward(of_x, gates[number])
+        of_message = _where_positive(of_gates_in @ weight_ih, messages.chunk(rounds)[number])
+        rows.append(torch.cat([of_gates_in, of_gates_x, of_message], 1))
+        of_got[:, :, number] = of_message.view(gradient.shape)
+        torch.bmm(hidden.mT, of_got[:, :, number], out=of_sent[number].view(molecules, -1, width))
+        of_x = torch.addmm(of_x, of_gates_x, weight_hh) + _product(of_sent[number], matrices.mT, dtype)
+    of_hidden = of_got.flatten(2) @ sent.view(molecules, -1, rounds * width).mT
+    of_hidden = _where_positive(of_hidden, hidden).view(-1, len(weights))
+    of_rows, widths = torch.cat(rows[::-1]), [len(weight_ih), len(weight_hh), width]
+    of_gates_in, of_gates_x, _ = torch.split(of_rows, widths, 1)
+    of_bias_ih, of_bias_hh, of_bias = torch.split(of_rows.sum(0), widths)
+    of_first, *others = torch._foreach_mul(
+        [
+            of_x.view(gradient.shape),
             _product(of_hidden.mT, edges.flatten(0, 2), dtype),
-            _product(before.to(kept).mT, of_sent.flatten(0, 1), dtype),
-            *(of_bias, of_inputs.mT @ got, of_states.mT @ before, of_bias_ih, of_bias_hh),
-        ]
-        of_x, *of_parameters = torch._foreach_mul(found, scale)
-        return of_x, of_edges, *of_parameters, None, None
-
-
-def _by_molecule(sent: Tensor, shape: Sequence[int]) -> Tensor:
-    """What its atoms send in all channels below each other, (B, N * channels, rounds, width)."""
-    return sent.view(shape[0], -1, *sent.shape[2:])
+            _product(inputs.to(kept).mT, of_sent.flatten(0, 1), dtype),
+            *(of_bias, of_gates_in.mT @ messages, of_gates_x.mT @ inputs, of_bias_ih, of_bias_hh),
+        ],
+        scale,
+    )
+    found = (of_hidden.to(dtype) @ weights * scale).view(edges.shape) if of_edges else None
+    return of_first, found, *others, None, None, None
 
 
 def _product(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
