@@ -58,7 +58,7 @@ class Stage(Results):
     epochs: int
 
     tuned_apart: ClassVar = {"moon-log-auto": LOG_AUTO}
-    given: ClassVar = (EPOCHS, SCHEDULE)
+    given: ClassVar = (EPOCHS, SCHEDULE, "model.half_messages")  # the last is the same in all
 
     def moon(self, loss: str, beta: float | str) -> Row | None:
         wanted = {BETA: beta, LOSS: loss}

@@ -79,8 +79,8 @@ def _earlier(rounds: Mapping[str, Stage]) -> str:
     """Their trials, and what came of their choices."""
     told = []
     for name, stage in rounds.items():
-        names = {variant(row.method, stage.changes(row)): row for row in stage.study.rows}
-        rows = [[label, rate(row), seeds(row), entry(row, DELTA, 1)] for label, row in names.items()]
+        labelled = [(variant(row.method, stage.changes(row)), row) for row in stage.study.rows]
+        rows = [[label, rate(row), seeds(row), entry(row, DELTA, 1)] for label, row in labelled]
         told.append(f"`{name}`:\n\n{_tuning(stage.tuning)}")
         if rows:
             told.append(f"At these rates, {stage.epochs} epochs:\n\n{markdown(['', 'rate', 'seeds', 'Δm (%)'], rows)}")

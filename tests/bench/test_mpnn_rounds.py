@@ -10,6 +10,7 @@ from moonopt.bench.models.mpnn_molecules import dense_batch
 from moonopt.bench.models.mpnn_pyg import PyGNet
 from moonopt.bench.models.mpnn_rounds import Cell, Factors, all_rounds
 from moonopt.errors import UserError
+from moonopt.speed.molecules import molecules as made_up
 from moonopt.tasks.modes import multiplying
 
 TASKS = ("mu", "alpha")
@@ -123,6 +124,10 @@ def test_under_autocast_it_stays_in_single_precision():
     with torch.autocast("cpu", torch.bfloat16):
         found = model._after_rounds(model.embedding(batch.atoms).relu(), batch)
     assert found.dtype == torch.float32
+    found = model._after_rounds(model.embedding(batch.atoms).relu(), batch)
+    expected = torch.autograd.grad(found.sum(), model.conv.bias, retain_graph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(*torch.autograd.grad(found.sum(), model.conv.bias), *expected)
 
 
 def test_it_is_not_differentiated_twice():
@@ -157,13 +162,35 @@ def test_a_gradient_that_is_no_number_is_not_hidden(value):
     assert not any(each.isfinite().any() for each in gradients)
 
 
-def test_evaluation_gives_the_same_and_keeps_one_round():
+def test_evaluation_gives_the_same_and_keeps_one_round(monkeypatch):
     model, batch = network(half_messages=True), molecules()
+    kept, multiply = [], torch.bmm
+
+    def watched(*given, out=None, **options):
+        kept.append(0 if out is None else out.untyped_storage().nbytes())
+        return multiply(*given, out=out, **options)
+
+    monkeypatch.setattr(torch, "bmm", watched)
     expected = model(batch)["mu"]
+    learning = max(kept)
+    kept.clear()
     with torch.no_grad():
         found = model(batch)["mu"]
     assert torch.equal(found, expected)
-    assert not found.requires_grad
+    assert max(kept) == learning / 3
+
+
+def test_it_learns_below_a_frozen_embedding():
+    model, batch = network(half_messages=True), molecules((3, 2))
+    expected = torch.autograd.grad(model(batch)["mu"].sum(), model.conv.bias)[0]
+    model.embedding.requires_grad_(False)
+    assert torch.equal(torch.autograd.grad(model(batch)["mu"].sum(), model.conv.bias)[0], expected)
+
+
+def test_two_molecules_in_a_row_are_as_near():
+    (*batch, _), models = made_up(7), [network(half_messages=half) for half in (False, True)]
+    expected, found = (outputs_and_gradients(model, dense_batch(*batch)) for model in models)
+    assert farthest(found, expected) < TEN_BITS
 
 
 def test_a_cell_with_tied_weights_is_taken_as_it_is():

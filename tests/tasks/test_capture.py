@@ -365,8 +365,9 @@ def test_the_network_of_qm9_is_the_same_captured(mode):
 
 
 @needs_gpu
-def test_widths_of_qm9_that_alternate_are_the_same_captured_and_after_a_checkpoint():
-    bench = QM9({"model.width": 16, "model.edge_width": 16})
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "half messages"])
+def test_widths_of_qm9_that_alternate_are_the_same_captured_and_after_a_checkpoint(half):
+    bench = QM9({"model.width": 16, "model.edge_width": 16, "model.half_messages": half})
     batches = [(*(each.cuda() for each in molecules(120, seed)), torch.ones(11).cuda()) for seed in (2, 0, 1)]
     assert [batch[0].shape[1] for batch in batches] == [37, 38, 40]
     found = []

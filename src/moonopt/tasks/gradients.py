@@ -140,7 +140,10 @@ def _names_other_engines() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        error.add_note('engine="columns" differentiates forwards; what of a model cannot be, engine="stored" can use.')
+        error.add_note(
+            'If the cause is a part of the model that cannot be differentiated forwards, as engine="columns" does: '
+            'engine="stored" does not.'
+        )
         raise
 
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-IN_A_ROW = 2
 #: How many atoms rows may have, each a CUDA graph of its own. Of 120 random molecules the largest pair has at most 37 in four
 #: batches of seven, and more than 40 in one of two hundred.
 WIDTHS = (37, 38, 40, 42)
@@ -21,7 +20,8 @@ class Pairs(NamedTuple):
     order: Tensor  # (molecules), as they follow each other, row by row
     molecule: Tensor  # (rows, width), that the atom at a place is of, by its number in the batch
     atom: Tensor  # (rows, width), its number in the molecule
-    members: Tensor  # (rows, width, 2), whether it is of the first molecule of the row, and of the second; neither is padding
+    members: Tensor  # (rows, width, 2), whether it is of the first molecule of the row, of the second; else it is padding, a
+    # copy of the row's first atom, which is in no molecule
 
 
 def pairs(sizes: Tensor) -> Pairs:
@@ -34,8 +34,8 @@ def pairs(sizes: Tensor) -> Pairs:
     tensor([[3, 2],
             [5, 1]])
     """
-    count, sizes = len(sizes), torch.cat([sizes, sizes.new_zeros(len(sizes) % IN_A_ROW)])
-    large, small = sizes.argsort(descending=True, stable=True).chunk(IN_A_ROW)
+    count, sizes = len(sizes), torch.cat([sizes, sizes.new_zeros(len(sizes) % 2)])
+    large, small = sizes.argsort(descending=True, stable=True).chunk(2)
     large = large.flip(0)  # from the smallest to the largest, which has the smallest of all beside it
     first, second = sizes[large].unsqueeze(1), sizes[small].unsqueeze(1)
     place = torch.arange(row_width(int((first + second).max())))

@@ -19,7 +19,7 @@ EDGE_FEATURES = BOND_KINDS + 1
 
 
 class MoleculeBatch(NamedTuple):
-    """B rows of at most N atoms, which are those of M molecules."""
+    """B rows of at most N atoms, of M molecules each."""
 
     atoms: Tensor  # (B, N, features)
     edges: Tensor  # (B, N, N, features), of the edge to atom i from atom j at [:, i, j]

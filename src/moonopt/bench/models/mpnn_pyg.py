@@ -30,11 +30,12 @@ def graphs(molecules: MoleculeBatch) -> Graphs:
     members = molecules.members
     mask = members.any(2)
     numbers = (mask.flatten().cumsum(0) - 1).view_as(mask)
-    molecule, target, source = molecules.neighbours.nonzero(as_tuple=True)
-    ends = torch.stack([numbers[molecule, source], numbers[molecule, target]])
-    edges = molecules.edges[molecule, target, source]
+    row, target, source = molecules.neighbours.nonzero(as_tuple=True)
+    ends = torch.stack([numbers[row, source], numbers[row, target]])
+    edges = molecules.edges[row, target, source]
     row, _, which = members.nonzero(as_tuple=True)
-    return Graphs(molecules.atoms[mask], ends, edges, row * members.shape[2] + which, members[:, 0].numel())
+    in_a_row = members.shape[2]
+    return Graphs(molecules.atoms[mask], ends, edges, row * in_a_row + which, len(members) * in_a_row)
 
 
 class PyGNet(MPNN):

@@ -56,18 +56,18 @@ class _Rounds(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
         edges, weights, matrices, bias, weight_ih, weight_hh, bias_ih, bias_hh, rounds, kept, learning = given
-        (molecules, atoms, width), channels = x.shape, len(weights)
+        (batch, atoms, width), channels = x.shape, len(weights)
         edges, matrices = edges.to(kept), matrices.to(kept)
         hidden = functional.linear(edges, weights.to(kept)).relu_().flatten(2)
         several = matrices.view(width, channels, width).transpose(0, 1)
         # All rounds side by side, so that the backward pass multiplies them at once; without one the next takes the place.
-        sent = matrices.new_empty(molecules * atoms, channels, rounds if learning else 1, width)
+        sent = matrices.new_empty(batch * atoms, channels, rounds if learning else 1, width)
         x = x.flatten(0, 1)
         inputs, messages, gates = [], [], []
         for number in range(rounds):
             place = number % sent.shape[2]
             torch.bmm(x.to(kept).expand(channels, -1, -1), several, out=sent[:, :, place].transpose(0, 1))
-            got = _product(hidden, sent.view(molecules, -1, *sent.shape[2:])[:, :, place], x.dtype)
+            got = _product(hidden, sent.view(batch, -1, *sent.shape[2:])[:, :, place], x.dtype)
             got = (got + bias).relu_().flatten(0, 1)
             after, known = _gru(got @ weight_ih.T, x @ weight_hh.T, x, bias_ih, bias_hh)
             if learning:
@@ -78,7 +78,7 @@ class _Rounds(torch.autograd.Function):
         if learning:
             both = torch.cat(inputs), torch.cat(messages)
             ctx.save_for_backward(edges, weights, matrices, weight_ih, weight_hh, hidden, sent, *both, *gates)
-        return x.view(molecules, atoms, width)
+        return x.view(batch, atoms, width)
 
     @staticmethod
     @once_differentiable
@@ -90,21 +90,21 @@ class _Rounds(torch.autograd.Function):
 def _gradients(gradient: Tensor, *saved: Tensor, of_edges: bool) -> tuple[Tensor | None, ...]:
     """Of all that ``forward`` was given; all that is made on the way is divided by ``scale``."""
     edges, weights, matrices, weight_ih, weight_hh, hidden, sent, inputs, messages, *gates = saved
-    molecules, atoms, width = gradient.shape
+    batch, atoms, width = gradient.shape
     rounds, kept, dtype = len(gates), matrices.dtype, gradient.dtype
     scale = torch.linalg.vector_norm(gradient, torch.inf).clamp(min=torch.finfo(dtype).tiny)
     of_x = (gradient / scale).flatten(0, 1)
-    of_got = matrices.new_empty(molecules, atoms, rounds, width)
-    of_sent = matrices.new_empty(rounds, molecules * atoms, matrices.shape[1])
+    of_got = matrices.new_empty(batch, atoms, rounds, width)
+    of_sent = matrices.new_empty(rounds, batch * atoms, matrices.shape[1])
     rows = []
     for number in reversed(range(rounds)):
         of_gates_in, of_gates_x, of_x = _gru_backward(of_x, gates[number])
         of_message = _where_positive(of_gates_in @ weight_ih, messages.chunk(rounds)[number])
         rows.append(torch.cat([of_gates_in, of_gates_x, of_message], 1))
         of_got[:, :, number] = of_message.view(gradient.shape)
-        torch.bmm(hidden.mT, of_got[:, :, number], out=of_sent[number].view(molecules, -1, width))
+        torch.bmm(hidden.mT, of_got[:, :, number], out=of_sent[number].view(batch, -1, width))
         of_x = torch.addmm(of_x, of_gates_x, weight_hh) + _product(of_sent[number], matrices.mT, dtype)
-    of_hidden = of_got.flatten(2) @ sent.view(molecules, -1, rounds * width).mT
+    of_hidden = of_got.flatten(2) @ sent.view(batch, -1, rounds * width).mT
     of_hidden = _where_positive(of_hidden, hidden).view(-1, len(weights))
     of_rows, widths = torch.cat(rows[::-1]), [len(weight_ih), len(weight_hh), width]
     of_gates_in, of_gates_x, _ = torch.split(of_rows, widths, 1)
