@@ -1,9 +1,10 @@
 """Texts of errors that every floor gives: what was found, what was expected, what to do."""
 
+import contextlib
 import difflib
 import re
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 #: Longer lists are not printed: the nearest name helps more.
@@ -38,6 +39,16 @@ def _edits(first: str, second: str) -> int:
 
 class UserError(ValueError):
     """What a user can mend: the text says what was found, what was expected and what to do. Shown without a traceback."""
+
+
+@contextlib.contextmanager
+def noted(text: str) -> Iterator[None]:
+    """Say in an error of torch's what it may come from, and what works instead."""
+    try:
+        yield
+    except RuntimeError as error:
+        error.add_note(text)
+        raise
 
 
 def one_sentence(error: BaseException) -> str:

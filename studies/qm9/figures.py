@@ -37,7 +37,7 @@ def plots(stages: Stages) -> list[Plot]:
     panels = [Panel(title, partial(_draw_delta, rows)) for title, rows in delta.items() if rows]
     weighted = [
         Panel(name, partial(draw_weights, row, steps_per_epoch(row), "epoch"))
-        for name, row in _run(stages.budget, WEIGHTED).items()
+        for name, row in stages.budget.named(WEIGHTED).items()
     ]
     swept = _swept(stages.sweep)
     beta = [Panel("", partial(_draw_sweep, swept))] if swept else []
@@ -51,13 +51,9 @@ def plots(stages: Stages) -> list[Plot]:
     return [plot for plot in found if plot.panels]
 
 
-def _run(stage: Stage, variants: Sequence[Variant]) -> dict[str, Row]:
-    return {variant(*each): row for each in variants if (row := stage.row(*each)) is not None}
-
-
 def _evaluated(stage: Stage) -> dict[str, Row]:
     """Those of which Δm over epochs is known."""
-    return {name: row for name, row in _run(stage, DRAWN).items() if metric_band(row, DELTA) is not None}
+    return {name: row for name, row in stage.named(DRAWN).items() if metric_band(row, DELTA) is not None}
 
 
 def _draw_delta(rows: Mapping[str, Row], axes: Axes) -> None:

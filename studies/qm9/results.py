@@ -1,6 +1,6 @@
 """What was run, by how long it was trained: the budget of the main table, the sweep over beta, the paper's protocol."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,6 +10,7 @@ from moonopt.bench.paper import QM9_METRICS, QM9_STL
 from moonopt.bench.qm9 import QM9
 from moonopt.runs.report.reading import Line
 from moonopt.runs.report.study import Outcome, Row, Study, number
+from studies.entries import variant
 from studies.results import (
     BETA,
     LOG_AUTO,
@@ -63,6 +64,10 @@ class Stage(Results):
     def moon(self, loss: str, beta: float | str) -> Row | None:
         wanted = {BETA: beta, LOSS: loss}
         return self.row("moon", {key: value for key, value in wanted.items() if value != DEFAULTS[key]})
+
+    def named(self, variants: Iterable[Variant]) -> dict[str, Row]:
+        """Those of the variants that were run, by name."""
+        return {variant(*each): row for each in variants if (row := self.row(*each)) is not None}
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from moonopt.bench.metrics import delta_m
 from moonopt.bench.paper import QM9, QM9_METRICS, QM9_STL
 from moonopt.runs.report.drawing import Plot
 from moonopt.runs.report.study import Row
@@ -117,10 +118,10 @@ def _entries(row: Row, best: Mapping[str, float | None]) -> list[str]:
 
 def _summary(stage: Stage) -> str:
     """Δm of all rows, the best first, and how much of the table that is."""
-    found = [(average(row, DELTA), f"{variant(*each)} {entry(row, DELTA, 1)}") for each in MAIN if (row := stage.row(*each))]
+    found = _ranked(stage, MAIN)
     if not found:
         return NOTHING
-    told = ", ".join(text for _, text in sorted(found))
+    told = ", ".join(f"{name} {entry(row, DELTA, 1)}" for name, row in found.items())
     return f"Δm (%) after {stage.epochs} epochs, lower is better, {len(found)} of {len(MAIN)} rows: {told}."
 
 
@@ -141,7 +142,7 @@ def _profile(stage: Stage) -> str:
 
 def _points(errors: Mapping[str, float]) -> dict[str, float]:
     """What each task adds to Δm."""
-    return {task: 100 * (errors[task] / alone - 1) / len(QM9_STL) for task, alone in QM9_STL.items()}
+    return {metric.name: delta_m(errors, QM9_STL, [metric]) / len(QM9_METRICS) for metric in QM9_METRICS}
 
 
 def _differences(stage: Stage) -> str:
@@ -158,10 +159,14 @@ def _differences(stage: Stage) -> str:
 
 
 def _order(stage: Stage) -> str:
-    """The variants by Δm."""
-    found = {variant(*each): average(row, DELTA) for each in IN_PROTOCOL if (row := stage.row(*each)) is not None}
-    told = ", ".join(f"{name} {found[name]:.1f}" for name in sorted(found, key=lambda name: found[name]))
-    return f"In the order of Δm: {told}." if found else NOTHING
+    """The variants of the protocol by Δm."""
+    told = ", ".join(f"{name} {average(row, DELTA):.1f}" for name, row in _ranked(stage, IN_PROTOCOL).items())
+    return f"In the order of Δm: {told}." if told else NOTHING
+
+
+def _ranked(stage: Stage, variants: Sequence[Variant]) -> dict[str, Row]:
+    """Those that were run, the least Δm first."""
+    return dict(sorted(stage.named(variants).items(), key=lambda item: average(item[1], DELTA)))
 
 
 def _sweep(sweep: Stage) -> str:

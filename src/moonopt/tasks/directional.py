@@ -6,12 +6,13 @@ the matrices move, the others just after.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from moonopt.errors import noted
 from moonopt.linalg.polar import without_autocast
 from moonopt.tasks.gradients import by_parameter, graph_features, task_gradients
 from moonopt.tasks.losses import TaskLosses
@@ -197,17 +198,11 @@ def _modes_for(feature: str) -> str:
     return " or ".join(f'delta="{mode}"' for mode, supported in SUPPORT.items() if feature in supported)
 
 
-@contextlib.contextmanager
-def _names_other_modes(mode: str) -> Iterator[None]:
-    """Say in an error of torch's what it comes from, and what works instead."""
-    try:
-        yield
-    except RuntimeError as error:
-        error.add_note(
-            f'If the cause is {GRADIENT_ONLY}, which delta="{mode}" cannot use: {_modes_for(GRADIENT_ONLY)} can, and '
-            'delta="auto" tries forward_mode and double_backward.'
-        )
-        raise
+def _names_other_modes(mode: str) -> contextlib.AbstractContextManager[None]:
+    return noted(
+        f'If the cause is {GRADIENT_ONLY}, which delta="{mode}" cannot use: {_modes_for(GRADIENT_ONLY)} can, and delta="auto" '
+        "tries forward_mode and double_backward."
+    )
 
 
 def _exact(values: Tensor) -> Deltas:

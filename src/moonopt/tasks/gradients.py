@@ -13,10 +13,16 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from moonopt.errors import noted
 from moonopt.linalg.polar import without_autocast
 from moonopt.tasks.losses import TaskLosses
 from moonopt.tasks.tangents import carried, tangent_of
 
+#: What an error may come from where the columns of a Gram matrix are made.
+NOT_FORWARDS = (
+    'If the cause is a part of the model that cannot be differentiated forwards, as engine="columns" does: '
+    'engine="stored" does not.'
+)
 #: Losses are multiplied by this and gradients divided by it again, in float32: what a half-precision backward pass
 #: would flush to zero survives, and as a power of two it changes nothing else. Much larger, it would overflow float16.
 GRADIENT_SCALE = 2.0**8
@@ -127,24 +133,11 @@ def gram_by_columns(evaluate: Evaluate, parameters: Sequence[Tensor], shared: Se
     """One gradient at a time: the derivatives of all losses along it are its column."""
     columns: list[Tensor] = []
     for found, row in gradients_anew(evaluate, parameters, shared):
-        with _names_other_engines(), carried(by_parameter(found, row), parameters), evaluate() as again:
+        with noted(NOT_FORWARDS), carried(by_parameter(found, row), parameters), evaluate() as again:
             columns.append(tangent_of(again.values).detach().double())
         del again
     gram = torch.stack(columns, 1)
     return (gram + gram.mT) / 2
-
-
-@contextlib.contextmanager
-def _names_other_engines() -> Iterator[None]:
-    """Say in an error of torch's what it comes from, and what works instead."""
-    try:
-        yield
-    except RuntimeError as error:
-        error.add_note(
-            'If the cause is a part of the model that cannot be differentiated forwards, as engine="columns" does: '
-            'engine="stored" does not.'
-        )
-        raise
 
 
 def shared_by(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 #: How many atoms rows may have, each a CUDA graph of its own. Of 120 random molecules the largest pair has at most 37 in four
-#: batches of seven, and more than 40 in one of two hundred.
+#: batches of seven, and more than 40 in one of a hundred and fifty.
 WIDTHS = (37, 38, 40, 42)
 
 
