@@ -4,7 +4,7 @@
 # Stages: speed, which wants the GPU to itself; tune, three rates for three rows with EPOCHS epochs, those of the others being chosen
 # before (results/qm9); budget, three seeds of every method, those that were not tuned at the rate of ls; beta, MOON with other values
 # of it; protocol, the full 300 epochs. Plateaus have a patience scaled to the epochs. Messages are kept in float16, products are in
-# TensorFloat-32.
+# TensorFloat-32; task gradients are made in one backward pass.
 # METHODS=moon,ls restricts tune, budget and protocol; in it moon-log-auto is MOON with loss=log and beta=auto. SEEDS=1 or 0,2 are
 # other seeds than the first three, in protocol than the first.
 # What is done is skipped, and what is half trained goes on: run it again. After a SIGTERM, as of `timeout 500 studies/qm9.sh budget`,
@@ -34,6 +34,7 @@ short() { echo --set "train.epochs=$1" --set "train.schedule=plateau:0.7:$(( ($1
 method() {
     case $1 in
     moon-log-auto) echo --methods moon --set optimizer.beta=auto --set optimizer.loss=log ;;
+    nash-mtl | mgda | pcgrad | cagrad | imtl-g) echo --methods "$1" --set method.engine=stored:batched ;;
     *) echo --methods "$1" ;;
     esac
 }

@@ -59,7 +59,7 @@ class Stage(Results):
     epochs: int
 
     tuned_apart: ClassVar = {"moon-log-auto": LOG_AUTO}
-    given: ClassVar = (EPOCHS, SCHEDULE, "model.half_messages")  # the last is the same in all
+    given: ClassVar = (EPOCHS, SCHEDULE, "model.half_messages", "method.engine")  # the last two change rounding alone
 
     def moon(self, loss: str, beta: float | str) -> Row | None:
         wanted = {BETA: beta, LOSS: loss}

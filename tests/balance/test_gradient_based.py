@@ -176,7 +176,7 @@ def test_engines_agree(name):
         torch.randn(16, 5, dtype=torch.float64, generator=generator),
     )
     found = []
-    for engine in ("stored", "stored:anew", "columns", "blocked:2", "blocked:9"):
+    for engine in ("stored", "stored:batched", "stored:anew", "columns", "blocked:2", "blocked:9"):
         torch.manual_seed(0)
         model = Net().double()
         optimizer = build(name, model, 5, engine=engine)
@@ -395,7 +395,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_parameters(name, nonfinite, tw
     assert all(torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("engine", ["stored", "stored:anew", "columns", "blocked:2"])
+@pytest.mark.parametrize("engine", ["stored", "stored:batched", "stored:anew", "columns", "blocked:2"])
 @pytest.mark.parametrize("name", GRADIENT_BASED)
 def test_tasks_that_share_nothing(name, engine):
     if name == "gradnorm":

@@ -11,6 +11,7 @@ from moonopt.bench.models.mpnn_pyg import PyGNet
 from moonopt.bench.models.mpnn_rounds import Cell, Factors, all_rounds
 from moonopt.errors import UserError
 from moonopt.speed.molecules import molecules as made_up
+from moonopt.tasks.gradients import task_gradients
 from moonopt.tasks.modes import multiplying
 
 TASKS = ("mu", "alpha")
@@ -109,6 +110,26 @@ def test_several_backward_passes_over_one_graph_agree():
     assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize("kept", [torch.float64, torch.float16])
+def test_gradients_of_several_losses_at_once_are_those_of_each(kept):
+    dtype = torch.float64 if kept == torch.float64 else torch.float32
+    model, batch = network(dtype, width=8, edge_width=12), molecules(dtype=dtype)
+    start = model.embedding(batch.atoms).relu().detach().requires_grad_()
+    given, weights, matrices = model.conv.factors(batch)
+    factors = Factors(given.requires_grad_(), weights, matrices)
+    after = all_rounds(start, factors, model.conv.bias, Cell(*model.gru.parameters()), 3, kept)
+    inputs = [start, factors.edges, *model.conv.parameters(), *model.gru.parameters()]
+    along = torch.randn(4, *after.shape, dtype=dtype) * torch.tensor([1.0, 1e-12, 0.0, 1e9])[:, None, None, None]
+
+    def gradients(direction):
+        return torch.autograd.grad(after, inputs, direction, retain_graph=True)
+
+    exact = 1e-10 if kept == torch.float64 else 1e-3
+    for number, found in enumerate(zip(*torch.vmap(gradients)(along), strict=True)):
+        for one, other in zip(found, gradients(along[number]), strict=True):
+            assert (one - other).norm() <= exact * other.norm()
+
+
 def test_the_edges_have_a_gradient_where_one_is_asked_for():
     batch = molecules((4, 3))
     gradients = []
@@ -201,7 +222,8 @@ def test_a_cell_with_tied_weights_is_taken_as_it_is():
 
 
 def test_no_rounds_are_none():
-    assert torch.equal(network(half_messages=True, rounds=0)(molecules())["mu"], network(rounds=0)(molecules())["mu"])
+    found, expected = (network(half_messages=half, rounds=0)(molecules())["mu"] for half in (True, False))
+    torch.testing.assert_close(found, expected)
 
 
 def test_it_wants_parameters_in_single_precision():
@@ -222,6 +244,18 @@ def test_on_a_gpu_both_ways_are_as_near_to_double_precision(half):
     with multiplying(tf32=True):
         found = outputs_and_gradients(network(half_messages=half).cuda(), moved(molecules(), "cuda"))
     assert farthest(found, expected) < TEN_BITS
+
+
+@NEEDS_GPU
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "half"])
+def test_on_a_gpu_all_tasks_at_once_are_as_near(half):
+    model, batch = network(half_messages=half).cuda(), moved(molecules(), "cuda")
+    losses = [each.square().mean() for each in model(batch).values()]
+    one_by_one, at_once = (task_gradients(losses, list(model.parameters()), batched=each) for each in (False, True))
+    for found, expected in zip(at_once, one_by_one, strict=True):
+        for one, other in zip(found, expected, strict=True):
+            assert (one is None) == (other is None)
+            assert one is None or (one - other).norm() <= TEN_BITS * other.norm()
 
 
 @NEEDS_GPU

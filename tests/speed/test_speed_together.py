@@ -36,6 +36,14 @@ def test_the_steps_of_all_processes_are_counted(training, capsys):
     assert 0.3 < found["ratios"]["2"] < 4
 
 
+def test_an_engine_may_be_named(training, capsys):
+    words = ["nyuv2", "--data", str(training.folder), "--settings", json.dumps(training.settings), "--jobs", "1"]
+    main([*words, "--seconds", "0.1", "--method", "nash-mtl", "--engine", "stored:batched"])
+    assert ", stored:batched: steps per second" in capsys.readouterr().out
+    with pytest.raises(UserError, match="engine must be"):
+        measure(training._replace(method="nash-mtl", engine="stord"), [1], seconds=0.1)
+
+
 def test_what_fails_in_a_process_is_told_and_none_stays(training):
     with pytest.raises(UserError, match=r"Of 2 at once one failed: Not in .*none.*moonopt data make nyuv2"):
         measure(training._replace(folder=training.folder / "none"), [2], seconds=0.1)

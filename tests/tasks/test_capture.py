@@ -103,7 +103,7 @@ def test_without_a_gpu_it_is_minimize():
         ),
         (
             lambda model: Balanced(MGDA(2), torch.optim.Adam(model.parameters()), engine="blocked:1"),
-            'mgda computes its weights on the host, and engine="stored" alone waits for them',
+            'mgda computes its weights on the host, and none but engine="stored" and "stored:batched" waits for them',
         ),
         (lambda model: Balanced(DWA(2, sliding=False), torch.optim.Adam(model.parameters())), "dwa computes its weights"),
         (lambda model: Balanced(LS(2), torch.optim.SGD(model.parameters())), "has no capturable form"),
@@ -215,6 +215,7 @@ def test_a_captured_step_is_that_of_minimize():
         lambda model: Balanced(DWA(["a", "b"], window=2), torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)),
         lambda model: Balanced(GradNorm(["a", "b"]), Muon(model, lr=0.01)),
         *(functools.partial(by_gram, balancer) for balancer in BY_GRAM),
+        lambda model: Balanced(NashMTL(["a", "b"]), torch.optim.Adam(model.parameters()), engine="stored:batched"),
     ],
     ids=[
         "muon",
@@ -226,6 +227,7 @@ def test_a_captured_step_is_that_of_minimize():
         "dwa",
         "gradnorm",
         *(each.name for each in BY_GRAM),
+        "batched",
     ],
 )
 def test_other_methods_and_schedulers_and_shapes_are_the_same_captured(build):

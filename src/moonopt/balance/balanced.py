@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from moonopt.balance.base import COLUMNS, STORED, Aggregator, Balancer, Engine, Learned, Memory, NonFiniteGradientError, Tasks
+from moonopt.balance.base import BATCHED, COLUMNS, Aggregator, Balancer, Engine, Learned, Memory, NonFiniteGradientError, Tasks
 from moonopt.balance.clipping import CLIPPED, note_shared, noted_shared
 from moonopt.balance.delivery import as_of_backward, delivered
 from moonopt.balance.wrapper import Wrapper, check_shapes, check_usable, make_capturable
@@ -39,8 +39,9 @@ class Balanced(Wrapper):
         module: the model, whose buffers and training flags another evaluation restores (FAMO, "stored:anew", "columns").
         shared: the parameters that tasks have in common, where those that several losses depend on are not meant.
         engine: how a gradient-based balancer has the inner products of the task gradients. "stored" keeps all of them;
-            "stored:anew" too, but no graph: it evaluates the closure again for each. "blocked:4" keeps four at a time and takes
-            more backward passes; "columns" keeps one, and evaluates the closure again for it and in forward mode along it.
+            "stored:batched" makes them in one backward pass, "stored:anew" evaluates the closure for each and keeps no graph.
+            "blocked:4" keeps four at a time and takes more backward passes; "columns" keeps one, and evaluates the closure
+            again for it and in forward mode along it.
         every: compute the weights anew every so many steps.
         nonfinite: "raise" on a NaN or infinite loss, or "skip" the step and count it.
 
@@ -181,8 +182,8 @@ class Balanced(Wrapper):
 
     def obstacle_to_capture(self) -> str | None:
         if not self.balancer.capturable and not self._weighs_by_gram:
-            asked = self.balancer.uses_gram and self._engine.text != STORED
-            advice = ', and engine="stored" alone waits for them' if asked else ""
+            asked = self.balancer.uses_gram and not self._engine.keeps_all
+            advice = ', and none but engine="stored" and "stored:batched" waits for them' if asked else ""
             return f"{self.balancer.name} computes its weights on the host{advice}"
         if self._weighs_by_gram and self._has_hooks():
             return (
@@ -249,7 +250,7 @@ class Balanced(Wrapper):
     def _weighs_by_gram(self) -> bool:
         """Whether the weights follow from the inner products of gradients that are all kept."""
         more = isinstance(self.balancer, Aggregator) or self.balancer.evaluates_again
-        return self.balancer.uses_gram and self._engine.text == STORED and not more
+        return self.balancer.uses_gram and self._engine.keeps_all and not more
 
     def _replay(self, closure: Closure, args: tuple[Any, ...]) -> Replay | None:
         if not (self._looks_ahead or self.balancer.evaluates_again):
@@ -282,7 +283,7 @@ class Balanced(Wrapper):
                 f"{self.balancer.name} does not reduce task gradients over processes yet, so that its ranks would drift apart"
             )
             for feature, remedy in graph_features(losses.values).items():
-                if feature != "compiled models" or self._engine.text == COLUMNS:
+                if feature != "compiled models" or self._engine.text in (BATCHED, COLUMNS):
                     raise RuntimeError(
                         f"{self.balancer.name} takes task gradients, which do not work with {feature}: {remedy}."
                     )

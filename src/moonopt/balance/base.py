@@ -12,14 +12,13 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from moonopt.tasks.gradients import by_parameter, gram_by_blocks, gram_matrix, shared_by, task_gradients
+from moonopt.tasks.gradients import Rows, by_parameter, gram_by_blocks, gram_matrix, shared_by, task_gradients
 from moonopt.tasks.losses import TaskLosses, task_names
 from moonopt.tasks.reduce import mean_over_ranks
 
-STORED, ANEW, COLUMNS, BLOCKED = "stored", "stored:anew", "columns", "blocked"
+STORED, BATCHED, ANEW, COLUMNS, BLOCKED = "stored", "stored:batched", "stored:anew", "columns", "blocked"
 
 Heads = Literal["weighted", "plain"]
-Rows = list[list[Tensor | None]]
 
 
 class Memory(MutableMapping[str, Any]):
@@ -47,7 +46,7 @@ class Memory(MutableMapping[str, Any]):
 
 
 class Engine(NamedTuple):
-    """How the inner products of the task gradients are had: "stored", "stored:anew", "columns" or "blocked:SIZE"."""
+    """How the inner products of the task gradients are had: a kind, and the size of "blocked:SIZE"."""
 
     text: str
     size: int = 0
@@ -55,13 +54,19 @@ class Engine(NamedTuple):
     @classmethod
     def read(cls, text: str) -> "Engine":
         kind, _, size = text.partition(":")
-        if text in (STORED, ANEW, COLUMNS):
+        if text in (STORED, BATCHED, ANEW, COLUMNS):
             return cls(text)
         if kind == BLOCKED and size.isdecimal() and int(size) > 0:
             return cls(text, int(size))
         raise ValueError(
-            f'engine must be "{STORED}", "{ANEW}", "{COLUMNS}" or "{BLOCKED}:SIZE" such as "{BLOCKED}:4", found {text!r}.'
+            f'engine must be "{STORED}", "{BATCHED}", "{ANEW}", "{COLUMNS}" or "{BLOCKED}:SIZE" such as "{BLOCKED}:4", '
+            f"found {text!r}."
         )
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether all gradients are kept, of the evaluation that counts."""
+        return self.text in (STORED, BATCHED)
 
     @property
     def evaluates_again(self) -> bool:
@@ -109,7 +114,7 @@ class Tasks:
     @functools.cached_property
     def gradients(self) -> Rows:
         """For each task its gradient in every parameter, None where the loss does not depend on it."""
-        return task_gradients(self.losses.separate, self.parameters)
+        return task_gradients(self.losses.separate, self.parameters, batched=self._engine.text == BATCHED)
 
     def gradients_one_by_one(self) -> Iterator[list[Tensor | None]]:
         """The same, kept by nobody."""

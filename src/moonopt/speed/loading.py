@@ -80,7 +80,9 @@ def training_options(parser: argparse.ArgumentParser) -> argparse.ArgumentParser
     return parser
 
 
-def stepper(bench: Benchmark, method: str, device: str, products: str, compiled: bool = False) -> Callable[[Any], object]:
+def stepper(
+    bench: Benchmark, method: str, device: str, products: str, compiled: bool = False, engine: str | None = None
+) -> Callable[[Any], object]:
     """A training step of a batch, on a GPU as a CUDA graph."""
     torch.manual_seed(0)
     model = bench.model().to(device)
@@ -91,7 +93,8 @@ def stepper(bench: Benchmark, method: str, device: str, products: str, compiled:
         with autocast(products, device):
             return bench.losses(model, batch)
 
-    step = capture(build(method, model, bench.tasks, optimizer={"lr": 1e-3}), losses)
+    options: dict[str, Any] = {} if engine is None else {"engine": engine}
+    step = capture(build(method, model, bench.tasks, optimizer={"lr": 1e-3}, **options), losses)
 
     def run(batch: Any) -> object:
         with multiplying(tf32=products != "float32"):

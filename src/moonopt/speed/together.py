@@ -40,6 +40,7 @@ class Training(NamedTuple):
     products: str
     settings: Mapping[str, Any]
     compiled: bool = False
+    engine: str | None = None
 
 
 def measure(training: Training, jobs: Sequence[int] = JOBS, seconds: float = SECONDS) -> dict[str, Any]:
@@ -59,13 +60,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", nargs="+", type=int, default=list(JOBS), help="how many processes (default 1 2 4)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of training, for each number (default {SECONDS:g})")
     parser.add_argument("--compile", action="store_true", help="compile the model")
+    parser.add_argument("--engine", help="of a gradient-based method, if not that which it has by itself")
     options = parser.parse_args(arguments)
     what = options.benchmark, options.data, options.device, options.method, options.products, options.settings
-    show(options, [measure(Training(*what, compiled=options.compile), options.jobs, options.seconds)], _lines)
+    show(options, [measure(Training(*what, options.compile, options.engine), options.jobs, options.seconds)], _lines)
 
 
 def _lines(result: dict[str, Any]) -> list[str]:
-    how = ", ".join([result["products"], *(["compiled"] if result["compiled"] else []), *(["MPS"] if result["mps"] else [])])
+    said = result["products"], "compiled" if result["compiled"] else "", result["engine"], "MPS" if result["mps"] else ""
+    how = ", ".join(filter(None, said))
     lines = [f"{result['benchmark']} by {result['method']}, {how}: steps per second of all processes"]
     rates, ratios = result["steps_per_second"], result["ratios"]
     return lines + [f"  {count:3} at once {rate:10.1f}  {ratios[count]:6.2f}x" for count, rate in rates.items()]
@@ -116,7 +119,7 @@ def _steps_per_second(training: Training, seconds: float, threads: int, ready: B
     splits = bench.load(training.folder, 0).to(torch.device(training.device))
     indices = torch.arange(min(bench.settings["train.batch_size"], len(splits.train)))
     batch = splits.train.batch(indices, torch.Generator().manual_seed(0))
-    step = stepper(bench, training.method, training.device, training.products, training.compiled)
+    step = stepper(bench, training.method, training.device, training.products, training.compiled, training.engine)
     synchronize = waits_for_device()
     for _ in range(WARMUP):
         step(batch)

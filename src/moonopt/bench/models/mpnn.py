@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from moonopt.bench.models import heads
 from moonopt.bench.models.mpnn_molecules import ATOM_FEATURES, EDGE_FEATURES, MoleculeBatch
+from moonopt.bench.models.mpnn_readout import fused_readout
 from moonopt.bench.models.mpnn_rounds import Factors, half_rounds
 
 #: What the edge convolution has in channels beside the hidden ones: shares and loops.
@@ -74,7 +75,7 @@ class MPNN(nn.Module):
     def readout(self, molecules: MoleculeBatch) -> Tensor:
         """What Set2Set makes of the atoms after the last round, (molecules, 2 width)."""
         x = self.embedding(molecules.atoms).relu()
-        return self.set2set(self._after_rounds(x, molecules), molecules.members)  # type: ignore[no-any-return]
+        return self.set2set(self._after_rounds(x, molecules), molecules.members, self.half_messages)  # type: ignore[no-any-return]
 
     def predictions(self, readout: Tensor) -> dict[str, Tensor]:
         """What the tasks make of it."""
@@ -155,13 +156,15 @@ class Set2Set(nn.Module):
         self.steps = steps
         self.lstm = nn.LSTMCell(2 * width, width)
 
-    def forward(self, x: Tensor, members: Tensor) -> Tensor:
+    def forward(self, x: Tensor, members: Tensor, fused: bool = False) -> Tensor:
         """The last question and its answer of all molecules, row by row, (B M, 2 width); without atoms it means nothing."""
-        unlikely, total, width = ABSENT * (1 - members.to(x.dtype)), len(members) * members.shape[2], x.shape[2]
+        unlikely, total, width = (~members.mT * ABSENT).to(x.dtype), len(members) * members.shape[2], x.shape[2]
+        if fused and self.steps:
+            return fused_readout(x, unlikely, self.lstm, self.steps)
         question = cell = x.new_zeros(total, width)
         both = x.new_zeros(total, 2 * width)
         for _ in range(self.steps):
             question, cell = self.lstm(both, (question, cell))
-            attention = torch.baddbmm(unlikely, x, question.view(len(x), -1, width).mT).softmax(1)
-            both = torch.cat([question, (attention.mT @ x).flatten(0, 1)], 1)
+            attention = torch.baddbmm(unlikely, question.view(len(x), -1, width), x.mT).softmax(2)
+            both = torch.cat([question, (attention @ x).flatten(0, 1)], 1)
         return both

@@ -9,6 +9,7 @@ The operation knows its gradient and nothing more. It cannot be differentiated f
 refuses, while ``torch.autograd.grad`` leaves out what it cannot see where ``allow_unused`` is given.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from moonopt.bench.models.several import for_one_or_several
 from moonopt.errors import UserError
 from moonopt.linalg.polar import without_autocast
 
@@ -83,47 +85,58 @@ class _Rounds(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        of_edges = ctx.needs_input_grad[1]
         with without_autocast(gradient.device.type):
-            return _gradients(gradient, *ctx.saved_tensors, of_edges=ctx.needs_input_grad[1])
+            of_x, *others = for_one_or_several(partial(_gradients, of_edges=of_edges), gradient, *ctx.saved_tensors)
+        return of_x, others.pop() if of_edges else None, *others, None, None, None
 
 
-def _gradients(gradient: Tensor, *saved: Tensor, of_edges: bool) -> tuple[Tensor | None, ...]:
-    """Of all that ``forward`` was given; all that is made on the way is divided by ``scale``."""
+def _gradients(gradients: Tensor, *saved: Tensor, of_edges: bool) -> tuple[Tensor, ...]:
+    """Of all that ``forward`` was given, for gradients (K, B, N, width); what is made on the way is divided by ``scale``."""
     edges, weights, matrices, weight_ih, weight_hh, hidden, sent, inputs, messages, *gates = saved
-    batch, atoms, width = gradient.shape
-    rounds, kept, dtype = len(gates), matrices.dtype, gradient.dtype
-    scale = torch.linalg.vector_norm(gradient, torch.inf).clamp(min=torch.finfo(dtype).tiny)
-    of_x = (gradient / scale).flatten(0, 1)
-    of_got = matrices.new_empty(batch, atoms, rounds, width)
-    of_sent = matrices.new_empty(rounds, batch * atoms, matrices.shape[1])
+    count, batch, atoms, width = gradients.shape
+    rounds, kept, dtype = len(gates), matrices.dtype, gradients.dtype
+    scale = torch.linalg.vector_norm(gradients, torch.inf, (1, 2, 3), True).clamp(min=torch.finfo(dtype).tiny)
+    of_x = (gradients / scale).flatten(0, 2)
+    of_got = matrices.new_empty(batch, count, atoms, rounds, width)
+    of_sent = matrices.new_empty(count, rounds, batch * atoms, matrices.shape[1])
     rows = []
     for number in reversed(range(rounds)):
-        of_gates_in, of_gates_x, of_x = _gru_backward(of_x, gates[number])
-        of_message = _where_positive(of_gates_in @ weight_ih, messages.chunk(rounds)[number])
-        rows.append(torch.cat([of_gates_in, of_gates_x, of_message], 1))
-        of_got[:, :, number] = of_message.view(gradient.shape)
-        torch.bmm(hidden.mT, of_got[:, :, number], out=of_sent[number].view(batch, -1, width))
-        of_x = torch.addmm(of_x, of_gates_x, weight_hh) + _product(of_sent[number], matrices.mT, dtype)
-    of_hidden = of_got.flatten(2) @ sent.view(batch, -1, rounds * width).mT
-    of_hidden = _where_positive(of_hidden, hidden).view(-1, len(weights))
-    of_rows, widths = torch.cat(rows[::-1]), [len(weight_ih), len(weight_hh), width]
-    of_gates_in, of_gates_x, _ = torch.split(of_rows, widths, 1)
-    of_bias_ih, of_bias_hh, of_bias = torch.split(of_rows.sum(0), widths)
-    of_first, *others = torch._foreach_mul(
-        [
-            of_x.view(gradient.shape),
-            _product(of_hidden.mT, edges.flatten(0, 2), dtype),
-            _product(inputs.to(kept).mT, of_sent.flatten(0, 1), dtype),
-            *(of_bias, of_gates_in.mT @ messages, of_gates_x.mT @ inputs, of_bias_ih, of_bias_hh),
-        ],
-        scale,
-    )
-    found = (of_hidden.to(dtype) @ weights * scale).view(edges.shape) if of_edges else None
-    return of_first, found, *others, None, None, None
+        of_gates_in, of_gates_x, of_x = _gru_backward(of_x, gates[number].expand(count, -1, -1).flatten(0, 1))
+        of_message = (of_gates_in @ weight_ih).view(count, -1, width)
+        of_message = _where_positive(of_message, messages.chunk(rounds)[number])
+        of_got[:, :, :, number] = of_message.view(gradients.shape).transpose(0, 1)
+        rows.append(torch.cat([of_gates_in, of_gates_x, of_message.flatten(0, 1)], 1).view(count, batch * atoms, -1))
+        for one, place in zip(of_got[:, :, :, number].unbind(1), of_sent[:, number], strict=True):
+            torch.bmm(hidden.mT, one, out=place.view(batch, -1, width))
+        of_x = torch.addmm(of_x, of_gates_x, weight_hh) + _product(of_sent[:, number], matrices.mT, dtype).flatten(0, 1)
+    of_hidden = of_got.view(batch, -1, rounds * width) @ sent.view(batch, -1, rounds * width).mT
+    of_hidden = _where_positive(of_hidden.view(batch, count, *hidden.shape[1:]), hidden.unsqueeze(1))
+    of_hidden = of_hidden.view(batch * count, -1, len(weights))
+    given = edges.view(batch, 1, -1, edges.shape[3]).expand(-1, count, -1, -1).flatten(0, 1)
+    of_rows, widths = torch.cat(rows[::-1], 1), [len(weight_ih), len(weight_hh), width]
+    of_gates_in, of_gates_x, _ = torch.split(of_rows, widths, 2)
+    of_bias_ih, of_bias_hh, of_bias = torch.split(of_rows.sum(1), widths, 1)
+    found = [
+        of_x.view(gradients.shape),
+        _product(of_hidden.mT, given, dtype).view(batch, count, *weights.shape).sum(0),
+        _product(inputs.to(kept).mT.expand(count, -1, -1), of_sent.flatten(1, 2), dtype),
+        *(of_bias, _product(of_gates_in.mT, messages, dtype), _product(of_gates_x.mT, inputs, dtype), of_bias_ih, of_bias_hh),
+        *([(of_hidden.to(dtype) @ weights).view(batch, count, *edges.shape[1:]).transpose(0, 1)] if of_edges else []),
+    ]
+    if count == 1:
+        return tuple(torch._foreach_mul(found, scale.view(())))
+    return tuple(each * scale.view(count, *[1] * (each.ndim - 1)) for each in found)
 
 
 def _product(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
-    """Added up and returned in a wider dtype."""
+    """Added up and returned in a wider dtype. The first has several matrices, the second as many, or one for all."""
+    if len(first) == 1:  # for which there are faster kernels
+        return _product_of_two(first[0], second.view(second.shape[-2:]), dtype).unsqueeze(0)
+    return _product_of_two(first, second.expand(len(first), -1, -1), dtype)
+
+
+def _product_of_two(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
     if first.dtype == dtype:
         return first @ second
     if first.is_cuda:
