@@ -19,10 +19,10 @@ from moonopt.tasks.gradients import gram_anew, gram_by_columns, graph_features, 
 from moonopt.tasks.losses import Losses, TaskLosses, check_same_tasks, detached, read_losses
 from moonopt.tasks.pending import MicroBatch, Pending
 from moonopt.tasks.presence import mean_by_task, pick, selection, spread
-from moonopt.tasks.reduce import mean_over_ranks, refuse_different_tasks, refuse_several_ranks
+from moonopt.tasks.reduce import mean_over_ranks, on_any_rank, refuse_different_tasks, refuse_several_ranks
 from moonopt.tasks.replay import Replay
 from moonopt.tasks.verbs import NO_GRADIENT, Closure, Parts, TaskOptimizer, run_backward
-from moonopt.tasks.watch import LEFT, NONFINITE, TAKEN, bad_gradient
+from moonopt.tasks.watch import LEFT, NONFINITE, TAKEN, bad_gradient, not_finite
 
 COUNTED = ("unsolved", "rejected")  # what balancers count in their memory
 
@@ -329,8 +329,8 @@ class Balanced(Wrapper):
             before, known = torch.zeros_like(before), [False] * len(known)
         weights = weights.to(losses.values.device, before.dtype)
         new = [here and not old for here, old in zip(losses.present, known, strict=True)]  # the others stay as they are
-        here = selection(new, before) > 0
-        self.memory["weights"] = torch.where(here, spread(weights, losses.present).to(before), before)
+        found = spread(weights, losses.present)
+        self.memory["weights"] = found if all(new) else torch.where(selection(new, before) > 0, found, before)
         self.memory["weighed"] = [a or b for a, b in zip(known, losses.present, strict=True)]
         return pick(self.memory["weights"], losses.present).to(weights)
 
@@ -358,8 +358,8 @@ class Balanced(Wrapper):
 
     def _is_good(self, batches: Sequence[MicroBatch]) -> bool:
         """Whether all losses and weights are finite, on all ranks. An accelerator tells later, unless bad steps are skipped."""
-        ill = [spread(~(each.before.isfinite() & each.observed.isfinite()), each.present) for each in batches]
-        bad = mean_over_ranks(torch.stack(ill).any(0).float()) > 0
+        ill = [spread(not_finite(each.before, each.observed), each.present) for each in batches]
+        bad = on_any_rank(functools.reduce(torch.logical_or, ill))
         flags = torch.cat([bad, bad_gradient([p.grad for p in self._parameters()], bad)])
         if self._nonfinite == "raise":
             consequence = LEFT if flags.device.type == "cpu" else TAKEN

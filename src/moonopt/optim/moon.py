@@ -24,6 +24,7 @@ from moonopt.tasks.presence import mean_by_task, pick
 from moonopt.tasks.reduce import refuse_several_ranks
 from moonopt.tasks.replay import Replay
 from moonopt.tasks.verbs import Closure
+from moonopt.tasks.watch import any_not_finite
 
 DUALS = ("online", "exact")
 LOSSES = ("plain", "log")
@@ -298,9 +299,9 @@ class MOON(Muon):
         self._pending.by_task |= {"delta": delta, "delta_floor": floor}
 
         present = [any(here) for here in zip(*presences, strict=True)]
-        usable = pick(delta, present).isfinite().all()
-        self._pending.count("rejected_deltas", (~usable).to(torch.int64))
-        usable = usable if good is True else usable & good
+        rejected = any_not_finite(pick(delta, present))
+        self._pending.count("rejected_deltas", rejected.to(torch.int64))
+        usable = ~rejected if good is True else ~rejected & good
         logits, size = next_logits(
             group["logits"], group["delta_size"], delta, present, beta=group["beta"], gamma=group["gamma"]
         )

@@ -30,7 +30,7 @@ from moonopt.optim.vectors import adamw_state, adamw_step
 from moonopt.tasks.directional import Rate
 from moonopt.tasks.pending import MicroBatch, Pending
 from moonopt.tasks.verbs import NO_GRADIENT, TaskOptimizer
-from moonopt.tasks.watch import NONFINITE, all_finite
+from moonopt.tasks.watch import NONFINITE, entries_not_finite, not_finite
 
 
 class _PolarSettings(NamedTuple):
@@ -206,19 +206,20 @@ class Muon(TaskOptimizer):
 
     def _finiteness(self, active: Sequence[Active], batches: Sequence[MicroBatch]) -> Finite | bool:
         """Whether losses and gradients are finite: known at once on a CPU, a flag on an accelerator."""
-        finite_gradients = all_finite([gradient for each in active for gradient in each.gradients])
-        good = [each.before.to(finite_gradients.device).isfinite() for each in batches]
-        bad = ~torch.cat([*good, finite_gradients.reshape(1)])
-        found_inf: Tensor | None = getattr(self, "found_inf", None)
-        marked = bad.new_zeros(()) if found_inf is None else found_inf.to(bad.device).reshape(()) != 0
-        finite = ~(bad.any() | marked)
+        of_gradients = entries_not_finite([gradient for each in active for gradient in each.gradients])
+        of_losses = [not_finite(each.before.to(of_gradients.device)) for each in batches]
+        bad = torch.cat([*of_losses, of_gradients.reshape(1)])
+        finite, found_inf = ~bad.any(), getattr(self, "found_inf", None)
+        if found_inf is not None:
+            marked = found_inf.to(bad.device).reshape(()) != 0
+            finite, bad = finite & ~marked, bad & ~marked
         on_host = bad.device.type == "cpu"
         if on_host and finite:
             return True
         self._pending.count("skipped_steps", 1 if on_host else (~finite).to(torch.int64))
         if self._nonfinite == "raise":
             names = [name for each in batches for name in each.names]
-            self._pending.watch.note(self.param_groups[0]["step"], names, bad & ~marked, self._bad_loss)
+            self._pending.watch.note(self.param_groups[0]["step"], names, bad, self._bad_loss)
             self._pending.watch.tell()
         return False if on_host else finite
 

@@ -65,7 +65,7 @@ class LossDifference:
 
     def deltas(self, batch: MicroBatch, evaluate: Evaluate, move: Move) -> Deltas:
         with evaluate(batch) as after:
-            return Deltas((batch.before - after) / move.rate, batch.rounding / move.rate)
+            return Deltas((batch.before - after) / move.rate, batch.losses.rounding / move.rate)
 
 
 class PerTask:

@@ -22,14 +22,19 @@ class TaskLosses(NamedTuple):
     present: tuple[bool, ...]  # of all tasks, in their order
     values: Tensor  # one per present task, float32 or better, still in the graph
     separate: tuple[Tensor, ...]  # the same before they were stacked: a backward pass from one does not visit the others
-    rounding: Tensor  # how far rounding alone may have put each value, in the dtype that the closure gave it
+    spacing: float  # of numbers around 1, in the dtype that the closure gave its losses
+    are_logarithms: bool = False
+
+    @property
+    def rounding(self) -> Tensor:
+        """How far rounding alone may have put each value."""
+        sizes = self.values.detach().abs()
+        return self.spacing * (1 + sizes if self.are_logarithms else sizes)
 
     def log(self) -> "TaskLosses":
         """The logarithms of the losses. A loss that is not positive becomes NaN or infinite."""
         separate = tuple(each.log() for each in self.separate)
-        values = torch.stack(separate)
-        relative = self.rounding / self.values.detach().abs()
-        return self._replace(values=values, separate=separate, rounding=relative * (1 + values.detach().abs()))
+        return self._replace(values=torch.stack(separate), separate=separate, are_logarithms=True)
 
 
 def task_names(tasks: int | Sequence[str]) -> tuple[str, ...]:
@@ -72,7 +77,7 @@ def read_losses(answer: Losses, tasks: Sequence[str] | None = None) -> TaskLosse
     values = torch.stack(separate)
     spacing = max(torch.finfo(loss.dtype).eps for loss in losses)
     present = tuple(name in by_name for name in tasks)
-    return TaskLosses(names, present, values, separate, rounding=spacing * values.detach().abs())
+    return TaskLosses(names, present, values, separate, spacing)
 
 
 def check_same_tasks(before: Sequence[str], again: Sequence[str]) -> None:

@@ -20,10 +20,15 @@ class MicroBatch:
 
     def __init__(self, losses: TaskLosses, replay: Replay | None, observed: Any = None) -> None:
         self.names, self.present = losses.names, losses.present
-        self.before, self.rounding = losses.values.detach(), losses.rounding  # as they are compared
+        self.losses = losses._replace(values=losses.values.detach(), separate=())  # as they are compared, without a graph
         self.replay = replay
         self.observed = observed  # what the method wants to keep
         self.backward_has_run = False
+
+    @property
+    def before(self) -> Tensor:
+        """The losses as numbers, one for each task that is there."""
+        return self.losses.values
 
     def notice_backward(self, gradient: Tensor) -> None:
         """A hook for the combined loss: a backward pass reaches it, by whatever name and scale it is called."""

@@ -20,6 +20,11 @@ def mean_over_ranks(numbers: Tensor) -> Tensor:
     return total / world_size()
 
 
+def on_any_rank(flags: Tensor) -> Tensor:
+    """Which flags are raised by some process."""
+    return flags if world_size() == 1 else mean_over_ranks(flags.float()) > 0
+
+
 def refuse_several_ranks(text: str) -> None:
     """Raise where there is more than one process."""
     if world_size() > 1:
