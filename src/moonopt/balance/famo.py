@@ -9,6 +9,7 @@ from torch import Tensor
 from moonopt.balance import adam
 from moonopt.balance.base import Balancer, Learned, Memory, Tasks
 from moonopt.tasks.presence import pick, selection
+from moonopt.tasks.watch import any_not_finite
 
 EPS = 1e-8
 
@@ -34,6 +35,7 @@ class FAMO(Balancer):
     capturable: bool = True
     evaluates_again: ClassVar[bool] = True
     takes_logarithms: ClassVar[bool] = True
+    _lowest: Tensor | None = None
 
     def __init__(
         self,
@@ -50,25 +52,30 @@ class FAMO(Balancer):
             raise ValueError(f"lowest must have one number per task: found {len(self.lowest)} for {len(self.tasks)} tasks.")
 
     def initial(self, like: Tensor) -> dict[str, Any]:
+        self._lowest = like.new_tensor(self.lowest) if any(self.lowest) else None  # which a captured step cannot fetch
         return adam.initial("logits", torch.zeros_like(like)) | {"rejected": torch.zeros_like(like[0])}
 
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
         z = pick(memory["logits"].softmax(0), tasks.losses.present)
-        distances = tasks.values - pick(self._lowest(tasks.values), tasks.losses.present) + EPS
+        distances = self._above_lowest(tasks.values, tasks.losses.present)
         weights = z.to(distances) / torch.where(distances > 0, distances, torch.nan)
         return weights / weights.nansum()
 
     def learn(self, learned: Learned, memory: Memory) -> None:
         if learned.after is None:
             raise RuntimeError("FAMO learns from the losses after the step, and found none.")
-        lowest, here = self._lowest(learned.before), selection(learned.present, learned.before)
-        fallen = (learned.before - lowest + EPS).log() - (learned.after - lowest + EPS).log()
-        usable = (fallen.isfinite() | (here == 0)).all()
-        memory["rejected"] = memory["rejected"] + ~usable
-        fallen = torch.where((here > 0) & usable, fallen, 0.0)
-        z = memory["logits"].softmax(0) * here
-        z = z / z.sum()  # among the tasks that are there, or one that is rarely there would drift
-        adam.step(memory, "logits", z * (fallen - (z * fallen).sum()), here * usable, self.lr, self.gamma)
+        before, after = (self._above_lowest(each, [True] * len(self.tasks)) for each in (learned.before, learned.after))
+        fallen = before.log() - after.log()
+        z, here = memory["logits"].softmax(0), None
+        if not all(learned.present):
+            here = selection(learned.present, fallen)
+            fallen, z = torch.where(here > 0, fallen, 0.0), z * here
+            z = z / z.sum()  # among the tasks that are there, or one that is rarely there would drift
+        rejected = any_not_finite(fallen)
+        memory["rejected"] = memory["rejected"] + rejected
+        fallen, moves = torch.where(rejected, 0.0, fallen), (~rejected).to(fallen)
+        moves = moves if here is None else here * moves
+        adam.step(memory, "logits", z * (fallen - (z * fallen).sum()), moves, self.lr, self.gamma)
 
-    def _lowest(self, like: Tensor) -> Tensor:
-        return torch.stack([like.new_full((), bound) for bound in self.lowest])  # made on the device, and not sent to it
+    def _above_lowest(self, losses: Tensor, present: Sequence[bool]) -> Tensor:
+        return (losses if self._lowest is None else losses - pick(self._lowest, present).to(losses)) + EPS
