@@ -8,6 +8,7 @@ from torch import nn
 
 from moonopt import MOON, Muon, polar
 from moonopt.tasks.kernels import plain_kernels
+from moonopt.tasks.modes import multiplying
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -194,6 +195,14 @@ def test_wide_matrices_are_iterated_in_float16_and_the_diagnostics_say_so():
     diagnostics = optimizer.diagnostics()
     assert diagnostics["polar/polar_express/torch-cuda/float16"] == 1
     assert diagnostics["polar/polar_express/torch-cuda/float32"] == 2
+
+
+def test_small_matrices_are_iterated_in_one_launch_where_tensorfloat_may_multiply_them():
+    model = _model(width=32)
+    optimizer = MOON(model, tasks=2)
+    with multiplying(tf32=True):
+        optimizer.minimize(_losses(model), *_data())
+    assert optimizer.diagnostics()["polar/polar_express/small-cuda/float32"] == 3
 
 
 def test_a_model_moved_after_construction_takes_its_state_along():

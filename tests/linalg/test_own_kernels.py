@@ -6,6 +6,7 @@ import torch
 from moonopt.linalg import polar as module
 from moonopt.linalg.kernels import Products, can_stream, products_for
 from moonopt.linalg.polar import polar, polar_each
+from moonopt.tasks.modes import multiplying
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 HALF = (torch.float16, torch.bfloat16)
@@ -104,6 +105,36 @@ def test_fast_paths_are_no_less_accurate_than_the_standard_iteration(kind, shape
     monkeypatch.setattr(module, "products_for", lambda *args: Products())
     assert found <= 1.1 * error(torch.float16) + 8 * half
     assert found <= 1.1 * max(error(torch.bfloat16), error(torch.float32)) + 8 * half
+
+
+@needs_gpu
+@pytest.mark.parametrize("shape", [(64, 64), (64, 128), (128, 64), (5, 128), (33, 70), (1, 1), (1, 128)], ids=str)
+@pytest.mark.parametrize("kind", ["ill-conditioned", "rank 1", "flat", "zero"])
+@pytest.mark.parametrize("schedule", ["polar_express", "muon"])
+def test_small_matrices_in_one_launch_are_no_less_accurate_than_by_products(schedule, kind, shape, monkeypatch):
+    torch.manual_seed(0)
+    p = min(shape)
+    values = torch.ones(p, device="cuda", dtype=torch.float64)
+    if kind == "ill-conditioned":
+        values = torch.logspace(0, -3, p, device="cuda", dtype=torch.float64)
+    elif kind != "flat":
+        values[int(kind == "rank 1") :] = 0
+    matrix, exact = spectrum(p, max(shape), values)
+    if shape[0] > shape[1]:
+        matrix, exact = matrix.mT.contiguous(), exact.mT
+    matrix = matrix.float()
+
+    def error():
+        return (polar(matrix, schedule).double() - exact).norm().item()
+
+    with multiplying(tf32=True):
+        assert products_for(p, max(shape), torch.float32, matrix.device).name == "small"
+        found, together = error(), polar_each([matrix, torch.full_like(matrix, torch.nan), matrix * 2.0**40])
+        monkeypatch.setattr(module, "products_for", lambda *args: Products())
+        by_products = error()
+    assert found <= 1.1 * by_products + 8 * torch.finfo(torch.float16).eps  # TensorFloat-32 has as many bits
+    assert torch.equal(together[0], together[2])
+    assert together[1].isnan().all()
 
 
 @needs_gpu

@@ -12,11 +12,13 @@ from torch import Tensor
 
 from moonopt.linalg.kernels.panels import panel_product
 from moonopt.linalg.kernels.presence import has_kernels, has_wide_tiles
-from moonopt.linalg.schedules import Triple
+from moonopt.linalg.schedules import Schedule, Triple
 
 #: Matrices whose short side is shorter than this have too few tiles for the kernels to win (measured: docs/performance.md).
 SYMMETRIC_SIDE = 1024
 TILE, DEPTH = 256, 64  # of the kernels; sizes must be multiples
+#: Matrices with sides up to these, in float32 that may be multiplied in TensorFloat-32, are iterated in one launch.
+SMALL_SIDES = 64, 128
 #: On a CPU, panels win from this short side on: by 1.3 at 1024 and 1.4 to 1.5 at 2048, not yet at 512.
 PANEL_SIDE = 768
 PANEL_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -26,6 +28,10 @@ class Products:
     """By torch: any device, dtype and size."""
 
     name = "torch"
+
+    def whole_iteration(self, x: Tensor, schedule: Schedule) -> Tensor | None:
+        """All steps over a stack (n, p, q) at once, where there is a way to; None where they are to be made of products."""
+        return None
 
     def gram(self, x: Tensor, out: Tensor) -> None:
         """X X'."""
@@ -89,10 +95,23 @@ class PanelProducts(SymmetricProducts):
         torch.bmm(a, b, out=out)  # whole: mirrored, its rounding on rank-deficient input would be three times as large
 
 
+class SmallProducts(Products):
+    """All steps in one launch."""
+
+    name = "small"
+
+    def whole_iteration(self, x: Tensor, schedule: Schedule) -> Tensor | None:
+        from moonopt.linalg.kernels.small import iterate  # needs triton
+
+        return iterate(x, schedule)
+
+
 def products_for(p: int, q: int, dtype: torch.dtype, device: torch.device) -> Products:
     """The faster ones for stacks of matrices p x q, p <= q."""
     if device.type == "cpu":
         return _PANELS if p >= PANEL_SIDE and dtype in PANEL_DTYPES else _PLAIN
+    if p <= SMALL_SIDES[0] and q <= SMALL_SIDES[1] and dtype == torch.float32:
+        return _SMALL if has_kernels(device) and torch.get_float32_matmul_precision() != "highest" else _PLAIN
     fits = p >= SYMMETRIC_SIDE and p % TILE == 0 and q % DEPTH == 0 and dtype in (torch.float16, torch.bfloat16)
     return _TRITON if fits and has_wide_tiles(device) else _PLAIN
 
@@ -116,3 +135,4 @@ def _kernel():  # type: ignore[no-untyped-def]
 _PLAIN = Products()
 _TRITON = SymmetricProducts("triton", _triton_product)
 _PANELS = PanelProducts()
+_SMALL = SmallProducts()
