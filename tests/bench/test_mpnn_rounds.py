@@ -11,6 +11,7 @@ from moonopt.bench.models.mpnn_pyg import PyGNet
 from moonopt.bench.models.mpnn_rounds import Cell, Factors, all_rounds
 from moonopt.errors import UserError
 from moonopt.speed.molecules import molecules as made_up
+from moonopt.tasks.at_once import gradients_at_once
 from moonopt.tasks.gradients import task_gradients
 from moonopt.tasks.modes import multiplying
 
@@ -251,7 +252,7 @@ def test_on_a_gpu_both_ways_are_as_near_to_double_precision(half):
 def test_on_a_gpu_all_tasks_at_once_are_as_near(half):
     model, batch = network(half_messages=half).cuda(), moved(molecules(), "cuda")
     losses = [each.square().mean() for each in model(batch).values()]
-    one_by_one, at_once = (task_gradients(losses, list(model.parameters()), batched=each) for each in (False, True))
+    one_by_one, (at_once, _) = (made(losses, list(model.parameters())) for made in (task_gradients, gradients_at_once))
     for found, expected in zip(at_once, one_by_one, strict=True):
         for one, other in zip(found, expected, strict=True):
             assert (one is None) == (other is None)

@@ -7,7 +7,12 @@ from torch.utils.checkpoint import checkpoint
 
 from moonopt import MOON
 from moonopt.balance import MGDA, Balanced
-from moonopt.tasks.gradients import shared_by, task_gradients
+from moonopt.tasks.at_once import gradients_at_once
+from moonopt.tasks.gradients import gram_matrix, shared_by, task_gradients
+
+
+def gradients_of(losses, parameters, batched):
+    return gradients_at_once(losses, parameters)[0] if batched else task_gradients(losses, parameters)
 
 
 @pytest.mark.parametrize("batched", [False, True])
@@ -16,7 +21,7 @@ def test_task_gradients_are_those_of_each_loss(batched, two_heads, batch):
     x, y = batch(tasks=3, dtype=torch.float64)
     parameters = [*model.parameters(), nn.Parameter(torch.zeros(3))]  # the last one is touched by no loss
     losses = model.losses(x, y)
-    rows = task_gradients(losses, parameters, batched=batched)
+    rows = gradients_of(losses, parameters, batched)
     for i, row in enumerate(rows):
         expected = torch.autograd.grad(losses[i], parameters, retain_graph=True, allow_unused=True)
         for ours, theirs in zip(row, expected, strict=True):
@@ -30,10 +35,10 @@ def test_task_gradients_are_those_of_each_loss(batched, two_heads, batch):
 @pytest.mark.parametrize("batched", [False, True])
 def test_losses_without_a_graph_have_no_gradients(batched):
     x, constant = nn.Parameter(torch.ones(2)), torch.ones(())
-    (none,), (row,), (half,) = task_gradients([constant, x.sum(), x.half().sum()], [x], batched=batched)
+    (none,), (row,), (half,) = gradients_of([constant, x.sum(), x.half().sum()], [x], batched)
     assert none is None
     assert row.tolist() == half.tolist() == [1, 1]
-    assert task_gradients([constant, constant], [x], batched=batched) == [[None], [None]]
+    assert gradients_of([constant, constant], [x], batched) == [[None], [None]]
 
 
 @pytest.mark.parametrize("batched", [False, True])
@@ -42,7 +47,7 @@ def test_small_half_precision_gradients_are_not_flushed(batched):
     loss = (p.half() * 1e-4).sum().float() * 1e-4  # 1e-8: below what float16 can hold
     plain = torch.autograd.grad(loss, p, retain_graph=True)[0]
     assert not plain.any()
-    found = task_gradients(loss.reshape(1), [p], batched=batched)[0][0]
+    found = gradients_of(loss.reshape(1), [p], batched)[0][0]
     torch.testing.assert_close(found, torch.full((4, 4), 1e-8), rtol=0.01, atol=0)
 
 
@@ -72,10 +77,30 @@ def test_activation_checkpointing_works(delta):
         torch.testing.assert_close(a, b)
 
 
+def test_what_several_losses_share_is_one_matrix_with_the_same_products_and_sums(two_heads, batch, monkeypatch):
+    monkeypatch.setattr("moonopt.tasks.at_once.CHUNK", 10)
+    model, (x, y) = two_heads(tasks=3, dtype=torch.float64), batch(tasks=3, dtype=torch.float64)
+    rows, joint = gradients_at_once(model.losses(x, y), list(model.parameters()))
+    places = [next(number for number, each in enumerate(model.parameters()) if each is p) for p in joint.parameters]
+    assert len(places) == len(rows[0])  # one tensor of all losses makes everything shared
+    torch.testing.assert_close(joint.gram(), gram_matrix(rows))
+    weights = torch.tensor([0.5, -1.0, 2.0])
+    for place, found in zip(places, joint.weighted_sum(weights).values(), strict=True):
+        torch.testing.assert_close(found, sum(w * row[place] for w, row in zip(weights.double(), rows, strict=True)))
+
+
+def test_parameters_of_several_dtypes_are_no_matrix():
+    one, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=torch.float64))
+    losses = [(one.double() * other).sum(), (one + other).sum()]
+    rows, joint = gradients_at_once(losses, [one, other])
+    assert joint is None
+    torch.testing.assert_close(rows, task_gradients(losses, [one, other]))
+
+
 def test_one_pass_for_all_goes_through_checkpointing():
     model, x = Checkpointed(reentrant=False), torch.randn(8, 6)
     losses = model(x)
-    one_by_one, at_once = (task_gradients(losses.unbind(), list(model.parameters()), batched=each) for each in (False, True))
+    one_by_one, at_once = (gradients_of(losses.unbind(), list(model.parameters()), each) for each in (False, True))
     torch.testing.assert_close(at_once, one_by_one)
 
 
@@ -145,5 +170,5 @@ def test_compiled_models_with_donated_buffers_are_refused_with_the_mode_that_wor
 def test_a_parameter_may_be_a_loss_itself(batched):
     x = nn.Parameter(torch.tensor(3.0))
     losses = [x, x.square()]
-    assert task_gradients(losses, [x], batched=batched) == [[torch.tensor(1.0)], [torch.tensor(6.0)]]
+    assert gradients_of(losses, [x], batched) == [[torch.tensor(1.0)], [torch.tensor(6.0)]]
     assert shared_by(losses, [x]) == [x]

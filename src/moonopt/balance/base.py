@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from moonopt.tasks.at_once import Joint, gradients_at_once
 from moonopt.tasks.gradients import Rows, by_parameter, gram_by_blocks, gram_matrix, shared_by, task_gradients
 from moonopt.tasks.losses import TaskLosses, task_names
 from moonopt.tasks.reduce import mean_over_ranks
@@ -95,6 +96,7 @@ class Tasks:
     ) -> None:
         self.losses, self.parameters = losses, list(parameters)
         self._shared, self._engine, self._gram = shared, engine, gram
+        self._joint: Joint | None = None  # of the gradients, where they are known and lie in one matrix
 
     @property
     def chosen(self) -> Sequence[Tensor] | None:
@@ -114,7 +116,10 @@ class Tasks:
     @functools.cached_property
     def gradients(self) -> Rows:
         """For each task its gradient in every parameter, None where the loss does not depend on it."""
-        return task_gradients(self.losses.separate, self.parameters, batched=self._engine.text == BATCHED)
+        if self._engine.text != BATCHED:
+            return task_gradients(self.losses.separate, self.parameters)
+        rows, self._joint = gradients_at_once(self.losses.separate, self.parameters)
+        return rows
 
     def gradients_one_by_one(self) -> Iterator[list[Tensor | None]]:
         """The same, kept by nobody."""
@@ -146,6 +151,7 @@ class Tasks:
         found = Tasks(losses, self.parameters, self._shared, self._engine)
         for name in ("gradients", "shared", "gram_on_device"):
             vars(found)[name] = getattr(self, name)
+        found._joint = self._joint
         return found
 
     @property
@@ -166,6 +172,8 @@ class Tasks:
     def weighted_sum(self, parameters: Sequence[Tensor], weights: Tensor) -> dict[Tensor, Tensor]:
         """sum_i w_i g_i in some parameters."""
         chosen = set(parameters)
+        if self._joint is not None and chosen == set(self._joint.parameters):
+            return self._joint.weighted_sum(weights)
         total: dict[Tensor, Tensor] = {}
         for weight, row in zip(weights.unbind(), self.gradients, strict=True):
             here = {p: gradient for p, gradient in by_parameter(self.parameters, row).items() if p in chosen}
@@ -191,7 +199,10 @@ class Tasks:
             return self._gram
         if self._engine.size:
             return gram_by_blocks(self.losses.separate, self.shared, self._engine.size)
-        return gram_matrix(self.rows)
+        rows = self.rows
+        if self._joint is not None and set(self.shared) == set(self._joint.parameters):
+            return self._joint.gram()
+        return gram_matrix(rows)
 
     def gram(self) -> Tensor:
         """Their inner products, in float64 on the CPU: the one thing that waits for the device."""

@@ -25,57 +25,27 @@ NOT_FORWARDS = (
     'If the cause is a part of the model that cannot be differentiated forwards, as engine="columns" does: '
     'engine="stored" does not.'
 )
-NOT_BATCHED = (
-    'If the cause is a part of the model without a rule for batched gradients, which engine="stored:batched" takes: '
-    'engine="stored" takes one after the other.'
-)
 #: Losses are multiplied by this and gradients divided by it again, in float32: what a half-precision backward pass
 #: would flush to zero survives, and as a power of two it changes nothing else. Much larger, it would overflow float16.
 GRADIENT_SCALE = 2.0**8
 
 
-def task_gradients(
-    losses: Sequence[Tensor], parameters: Sequence[Tensor], retain_graph: bool = True, batched: bool = False
-) -> Rows:
+def task_gradients(losses: Sequence[Tensor], parameters: Sequence[Tensor], retain_graph: bool = True) -> Rows:
     """For each loss its gradients in the parameters, in float32 or better; None where it does not depend on one.
 
     The graph must be one that several backward passes can go through: see ``graph_features``. Without ``retain_graph``, for a
-    single loss, it is gone afterwards. With ``batched`` there is one backward pass for all.
+    single loss, it is gone afterwards.
     """
     if not parameters:
         return [[] for _ in losses]
     rows: Rows = []
     with torch.enable_grad(), without_autocast(losses[0].device.type), without_hooks(parameters):
-        if batched:
-            return _in_one_pass(losses, parameters)
         for loss in losses:
             row: Sequence[Tensor | None] = [None] * len(parameters)
             if loss.requires_grad:
                 row = torch.autograd.grad(loss * GRADIENT_SCALE, parameters, retain_graph=retain_graph, allow_unused=True)
-            rows.append(_unscaled(row))
+            rows.append(unscaled(row))
     return rows
-
-
-def _in_one_pass(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> Rows:
-    reached = depends_on(losses, parameters)
-    used = [number for number, users in enumerate(zip(*reached, strict=True)) if any(users)]
-    if not used:
-        return [[None] * len(parameters) for _ in losses]
-    outputs, wanted = [loss for loss in losses if loss.requires_grad], [parameters[number] for number in used]
-
-    def gradients(*along: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(outputs, wanted, along, retain_graph=True)
-
-    each_alone = GRADIENT_SCALE * torch.eye(len(outputs), device=outputs[0].device)
-    along = [column.to(loss) for column, loss in zip(each_alone.unbind(1), outputs, strict=True)]
-    with noted(NOT_BATCHED):
-        stacks = _unscaled(torch.vmap(gradients, randomness="same")(*along))
-    found = zip(*(stack.unbind() for stack in stacks if stack is not None), strict=True)
-    rows = [dict(zip(used, next(found), strict=True)) if loss.requires_grad else {} for loss in losses]
-    return [
-        [row.get(number) if there else None for number, there in enumerate(here)]
-        for row, here in zip(rows, reached, strict=True)
-    ]
 
 
 def by_parameter(parameters: Sequence[Tensor], row: Sequence[Tensor | None]) -> dict[Tensor, Tensor]:
@@ -232,7 +202,8 @@ def without_hooks(parameters: Sequence[Tensor]) -> Iterator[None]:
             registered.update(kept)
 
 
-def _unscaled(row: Sequence[Tensor | None]) -> list[Tensor | None]:
+def unscaled(row: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Gradients divided by ``GRADIENT_SCALE`` again."""
     if any(each is not None and each.is_sparse for each in row):
         raise RuntimeError("Sparse gradients are not supported among task gradients: build the embedding with sparse=False.")
     found = [each.to(torch.promote_types(each.dtype, torch.float32)) for each in row if each is not None]
