@@ -70,11 +70,13 @@ def _lasting_table(tensors: Sequence[Tensor]) -> Tensor:
 
     What is written in a capture is written at every replay, and belongs to its graph.
     """
-    key = tensors[0].device, tuple(each.data_ptr() for each in tensors)
+    first = tensors[0]
+    key = first.device, tuple(each.data_ptr() for each in tensors)
     table = _TABLES.get(key)
     if table is None:
         table = _table(tensors)
-        if len(_TABLES) < MOST_TABLES and not torch.cuda.is_current_stream_capturing():
+        capturing = first.is_cuda and torch.cuda.is_current_stream_capturing()
+        if len(_TABLES) < MOST_TABLES and not capturing:
             _TABLES[key] = table
     return table
 
