@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from moonopt.errors import UserError
-from moonopt.runs.cell import FORMAT, cell_of, safe
-from moonopt.runs.report.reading import Line, Run
+from moonopt.runs.cell import FORMAT, cell_of, safe, seeds_text
+from moonopt.runs.report.reading import Line, Run, read_runs
 from moonopt.runs.store import write_whole, writing
 
 #: What is left of curves.
@@ -23,6 +23,8 @@ INDENTED = 4
 
 def export(runs: Sequence[Run], out: Path) -> list[Path]:
     """Write the finished runs of one benchmark; the runs of ``stl`` make one file per task. Warns of those that are left out.
+
+    Other seeds of a file that is there already stay in it, so that a study may go on elsewhere; the warning names them.
 
     Results are exact. Of each curve at most 50 lines stay, always the first and the last, in 4 significant digits; the
     conflict matrix of more than 4 tasks stays in the last line that has one, examples in the first and the last.
@@ -42,7 +44,10 @@ def export(runs: Sequence[Run], out: Path) -> list[Path]:
         raise UserError(f"No run of {names[0]} is finished: there is nothing to export. Found {'; '.join(left_out)}.")
     if left_out:
         warnings.warn(f"Not exported: {'; '.join(left_out)}.", stacklevel=2)
-    files = {Path(out) / f"{safe(label)}.json": _dump(_content(label, found)) + "\n" for label, found in by_label.items()}
+    files: dict[Path, str] = {}
+    for label, found in by_label.items():
+        path = Path(out) / f"{safe(label)}.json"
+        files[path] = _dump(_content(label, _with_other_seeds(path, found))) + "\n"
     with writing(Path(out)):
         Path(out).mkdir(parents=True, exist_ok=True)
     for path, text in files.items():
@@ -61,13 +66,28 @@ def thinned(lines: Sequence[Line], most: int = MOST_LINES) -> list[Line]:
     return [lines[round(index * (len(lines) - 1) / (most - 1))] for index in range(most)]
 
 
+def _with_other_seeds(path: Path, runs: Sequence[Run]) -> list[Run]:
+    """The runs, and those of other seeds that the file has from before."""
+    seeds, settings = {run.seed for run in runs}, runs[0].config["settings"]
+    others = [run for run in read_runs([path]) if run.seed not in seeds] if path.exists() else []
+    for run in others:
+        before = run.config["settings"]
+        if differing := [key for key in {**settings, **before} if settings.get(key) != before.get(key)]:
+            keys = ", ".join(differing)
+            raise UserError(f"{path} has seed {run.seed} with other settings ({keys}): move it, or export to another folder.")
+    if others:
+        warnings.warn(f"{path.name} keeps {seeds_text([run.seed for run in others])} from before.", stacklevel=3)
+    return sorted([*runs, *others], key=lambda run: run.seed)
+
+
 def _content(label: str, runs: Sequence[Run]) -> dict[str, Any]:
-    config = _without_seed(runs[0])
+    first = _without_seed(runs[0])
+    config = {key: value for key, value in first.items() if all(run.config.get(key) == value for run in runs)}
     seeds: dict[str, Any] = {}
     for run in runs:
         if str(run.seed) in seeds:
             raise UserError(f"{label} with seed {run.seed} is there twice: the second is {run.source}. Give one.")
-        differing = {key: value for key, value in _without_seed(run).items() if config.get(key) != value}
+        differing = {key: value for key, value in _without_seed(run).items() if key not in config}
         seeds[str(run.seed)] = {
             **({"config": differing} if differing else {}),
             "result": run.result,

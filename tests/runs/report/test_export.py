@@ -100,6 +100,29 @@ def test_seeds_that_ran_elsewhere_keep_their_config(make_run, toy_metrics, tmp_p
     assert [run.config for run in again] == [run.config for run in runs]
 
 
+def test_seeds_that_an_earlier_export_left_stay(make_run, toy_metrics, tmp_path):
+    folders = [make_run("moon", seed, toy_metrics("moon", seed)) for seed in range(3)]
+    (together,) = export(read_runs(folders), tmp_path / "together")
+    export(read_runs(folders[:1] + folders[2:]), tmp_path / "apart")
+    with pytest.warns(UserWarning, match=r"^moon\.json keeps seed 2 from before\.$"):
+        (apart,) = export(read_runs(folders[:2]), tmp_path / "apart")  # seed 0 is there twice: the run counts
+    assert apart.read_text() == together.read_text()
+
+
+def test_seeds_with_other_settings_do_not_share_a_file(make_run, toy_metrics, tmp_path):
+    folders = [make_run("moon", seed, toy_metrics("moon", seed)) for seed in range(2)]
+    (file,) = export(read_runs(folders[:1]), tmp_path)
+    before, content = file.read_text(), json.loads(file.read_text())
+    content["config"]["settings"]["optimizer.lr"] = 0.5
+    file.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"moon\.json has seed 0 with other settings \(optimizer\.lr\): move it"):
+        export(read_runs(folders[1:]), tmp_path)
+    file.write_text(before[:100])
+    with pytest.raises(UserError, match="is damaged"):
+        export(read_runs(folders[1:]), tmp_path)
+    assert file.read_text() == before[:100]
+
+
 def test_unfinished_runs_are_left_out_with_a_warning(make_run, toy_metrics, tmp_path):
     make_run("moon", 0, toy_metrics("moon", 0))
     make_run("moon", 1, {}, state="failed")
