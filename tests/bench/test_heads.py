@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from moonopt.bench.models.heads import LOGISTIC, SQUARED, mean_losses, predictions
+from moonopt.bench.models.heads import LOGISTIC, SQUARED, mean_losses, of_first, predictions
 from moonopt.tasks.gradients import depends_on, shared_by
 
 TASKS = ("a", "b", "c")
@@ -153,3 +153,10 @@ def test_as_many_columns_as_tasks_are_wanted():
     features, heads = made()
     with pytest.raises(ValueError, match="3 tasks of 7 predictions"):
         mean_losses(predictions(features, heads), torch.zeros(7, 1, dtype=torch.float64), SQUARED)
+
+
+def test_of_all_predictions_no_part_is_taken():
+    predicted = {"a": torch.arange(3.0), "b": torch.arange(4.0)}
+    found = of_first(predicted, 3)
+    assert found["a"] is predicted["a"]
+    assert found["b"].tolist() == [0, 1, 2]

@@ -17,7 +17,7 @@ from moonopt.bench.data import qm9
 from moonopt.bench.data.qm9_molecules import TARGETS, Padded, node_features
 from moonopt.bench.data.qm9_pairs import pairs
 from moonopt.bench.metrics import Metric, delta_m
-from moonopt.bench.models.heads import SQUARED, mean_losses
+from moonopt.bench.models.heads import SQUARED, mean_losses, of_first
 from moonopt.bench.models.mpnn import MPNN
 from moonopt.bench.models.mpnn_molecules import dense_batch
 from moonopt.bench.models.mpnn_pyg import PyGNet
@@ -120,7 +120,7 @@ class QM9(Benchmark):
     def _predicted(self, model: nn.Module, given: list[Tensor], count: int) -> dict[str, Tensor]:
         """Of the molecules that are there: one too many if their number is odd."""
         outputs: Mapping[str, Tensor] = model(dense_batch(*given))
-        return {task: outputs[task][:count] for task in self.tasks}
+        return of_first({task: outputs[task] for task in self.tasks}, count)
 
     def _count(self, split: str) -> int:
         count: int = self.settings[f"data.{split}_molecules"]

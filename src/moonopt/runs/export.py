@@ -68,10 +68,10 @@ def thinned(lines: Sequence[Line], most: int = MOST_LINES) -> list[Line]:
 
 def _with_other_seeds(path: Path, runs: Sequence[Run]) -> list[Run]:
     """The runs, and those of other seeds that the file has from before."""
-    seeds, settings = {run.seed for run in runs}, runs[0].config["settings"]
+    seeds, settings = {run.seed for run in runs}, _what_is_run(runs[0])
     others = [run for run in read_runs([path]) if run.seed not in seeds] if path.exists() else []
     for run in others:
-        before = run.config["settings"]
+        before = _what_is_run(run)
         if differing := [key for key in {**settings, **before} if settings.get(key) != before.get(key)]:
             keys = ", ".join(differing)
             raise UserError(f"{path} has seed {run.seed} with other settings ({keys}): move it, or export to another folder.")
@@ -101,6 +101,10 @@ def _content(label: str, runs: Sequence[Run]) -> dict[str, Any]:
         "config": config,
         "seeds": seeds,
     }
+
+
+def _what_is_run(run: Run) -> dict[str, Any]:
+    return {"benchmark": run.benchmark, **run.config["settings"]}
 
 
 def _label(run: Run) -> str:

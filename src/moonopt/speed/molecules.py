@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from moonopt.balance import LS, Balanced
 from moonopt.bench.data.qm9_molecules import ELEMENTS, TARGETS, Padded
-from moonopt.bench.models.heads import SQUARED, mean_losses
+from moonopt.bench.models.heads import SQUARED, mean_losses, of_first
 from moonopt.bench.models.mpnn import MPNN
 from moonopt.bench.models.mpnn_molecules import dense_batch
 from moonopt.bench.models.mpnn_pyg import Graphs, PyGNet, graphs
@@ -158,8 +158,7 @@ def _of_graphs(model: PyGNet, prepared: Graphs) -> dict[str, Tensor]:
 
 
 def _losses(predicted: dict[str, Tensor], wanted: Tensor) -> list[Tensor]:
-    there = {task: each[: len(wanted)] for task, each in predicted.items()}  # of an odd number one is too many
-    return list(mean_losses(there, wanted, SQUARED).values())
+    return list(mean_losses(of_first(predicted, len(wanted)), wanted, SQUARED).values())
 
 
 if __name__ == "__main__":

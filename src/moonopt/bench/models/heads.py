@@ -37,6 +37,11 @@ def predictions(features: Tensor, heads: nn.ModuleDict) -> dict[str, Tensor]:
     return dict(zip(heads, _Heads.apply(features, *parameters), strict=True))  # type: ignore[no-untyped-call]
 
 
+def of_first(predicted: Mapping[str, Tensor], count: int) -> dict[str, Tensor]:
+    """What is predicted of so many. A part costs a backward pass two operations for each task, and the whole none."""
+    return {task: each if len(each) == count else each[:count] for task, each in predicted.items()}
+
+
 def mean_losses(predicted: Mapping[str, Tensor], wanted: Tensor, loss: Pointwise) -> dict[str, Tensor]:
     """The mean loss of each task, of predictions (n) or (n, 1) and what is wanted, (n, tasks), in the same order."""
     columns = [each.flatten() for each in predicted.values()]
