@@ -3,11 +3,13 @@
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 
 from moonopt.bench.metrics import delta_m
 from moonopt.bench.paper import QM9, QM9_METRICS, QM9_STL
 from moonopt.runs.report.drawing import Plot
 from moonopt.runs.report.study import Row
+from moonopt.runs.report.tables import mean_and_spread, shown
 from studies.entries import NOT_MEASURED, NOT_RUN, average, difference, entry, markdown, minus, rate, seeds, variant
 from studies.qm9.figures import FIGURES
 from studies.qm9.results import BESIDE, BETAS, DELTA, IN_PROTOCOL, LOSSES, OTHERS, PLAIN, ROBUST, SCHEDULE, TUNED, Stage, Stages
@@ -36,6 +38,7 @@ def tables(stages: Stages, drawn: Iterable[Plot]) -> dict[str, str]:
         "budget": _budget(stages.budget),
         "main": _errors(stages.budget, MAIN),
         "profile": _profile(stages.budget),
+        "relative": _relative(stages.budget),
         "differences": _differences(stages.budget),
         "protocol": _errors(stages.protocol, IN_PROTOCOL),
         "order": _order(stages.protocol),
@@ -138,6 +141,19 @@ def _profile(stage: Stage) -> str:
         f"paper's row make it gives {theirs[most]:.1f}: without it {whole - ours[most]:.1f} are left here and "
         f"{paper - theirs[most]:.1f} there. A Δm near the paper's is no reproduction of its errors."
     )
+
+
+def _relative(stage: Stage) -> str:
+    """How far the errors are from Muon's with the same seed, as a mean over the tasks: no task counts more than another."""
+    if (reference := stage.row("muon")) is None:
+        return NOTHING
+    by_seed, lines = {each.seed: each.metrics for each in reference.outcomes}, []
+    for name, row in stage.named(each for each in MAIN if each[0] != "muon").items():
+        paired = [(each.metrics, by_seed[each.seed]) for each in row.outcomes if each.seed in by_seed]
+        means = [fmean(100 * (ours[task] / theirs[task] - 1) for task in QM9_STL) for ours, theirs in paired]
+        if means:
+            lines.append([name, str(len(means)), shown(*mean_and_spread(means), 1).text])
+    return markdown(["", "seeds", "errors relative to Muon's (%)"], lines) if lines else NOTHING
 
 
 def _points(errors: Mapping[str, float]) -> dict[str, float]:

@@ -140,6 +140,15 @@ def test_the_task_that_makes_most_of_the_drop_is_named(fill, exports):
     assert f"Of the {sum(points.values()):.1f} points of `moon` {most} alone gives {points[most]:.1f}, of the 50.3 " in found
 
 
+def test_errors_are_told_relative_to_muons(fill, exports):
+    table = lines(fill(("moon", BUDGET, 3), ("muon", BUDGET, 2), ("famo", BUDGET)), "relative")
+    heading = "errors relative to Muon's (%)"
+    assert {name: words[heading] for name, words in table.items() if name != "famo"} == {"moon": "50.0 ± 0.0"}
+    means = [drop / 2 - 50 for drop in drops(exports, "famo")]  # Muon's errors are twice those that Δm refers to
+    assert table["famo"][heading] == f"{fmean(means):.1f} ± {stdev(means):.1f}"
+    assert section(fill(("moon", BUDGET), ("muon", SWEEP)), "relative") == "Not run yet.\n"
+
+
 def tuned(score, rate):
     """A tuning file of MOON with two trials."""
     trials = [{"method": "moon", "settings": {"optimizer.lr": each}, "score": score + each} for each in (rate, 2 * rate)]
