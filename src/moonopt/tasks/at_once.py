@@ -8,13 +8,17 @@ from torch import Tensor
 
 from moonopt.errors import noted
 from moonopt.linalg.polar import without_autocast
-from moonopt.tasks.gradients import CHUNK, GRADIENT_SCALE, Rows, depends_on, unscaled, without_hooks
+from moonopt.tasks.gradients import GRADIENT_SCALE, Rows, depends_on, unscaled, without_hooks
 
 #: What an error may come from.
 NOT_BATCHED = (
     'If the cause is a part of the model without a rule for batched gradients, which engine="stored:batched" takes: '
     'engine="stored" takes one after the other.'
 )
+
+
+#: How many numbers of two rows are multiplied by one part of a GPU, and how many numbers of all are in float64 at a time.
+SHORT, CHUNK = 2**10, 2**23
 
 
 class Joint(NamedTuple):
@@ -25,14 +29,21 @@ class Joint(NamedTuple):
 
     def gram(self) -> Tensor:
         """The inner products of the rows, accumulated in float64."""
-        parts = torch.split(self.matrix, max(1, CHUNK // len(self.matrix)), 1)
-        wide = [part.double() for part in parts]
-        return torch.stack([part @ part.mT for part in wide]).sum(0)
+        together = max(1, CHUNK // len(self.matrix) // SHORT) * SHORT
+        return torch.stack([_products(part) for part in torch.split(self.matrix, together, 1)]).sum(0)
 
     def weighted_sum(self, weights: Tensor) -> dict[Tensor, Tensor]:
         """The sum of the rows, each times its weight, by parameter."""
         total = torch.mv(self.matrix.T, weights.to(self.matrix))  # as a product of matrices it might be in TensorFloat-32
         return dict(zip(self.parameters, _pieces(total, self.parameters), strict=True))
+
+
+def _products(matrix: Tensor) -> Tensor:
+    """Those of many short pieces of the rows at once: a product of few rows that are long keeps a part of a GPU busy."""
+    count, length = matrix.shape
+    rest = matrix[:, length - length % SHORT :].double()
+    pieces = matrix[:, : length - length % SHORT].view(count, -1, SHORT).transpose(0, 1).double()
+    return (pieces @ pieces.mT).sum(0) + rest @ rest.mT
 
 
 def gradients_at_once(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[Rows, Joint | None]:

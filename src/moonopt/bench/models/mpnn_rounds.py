@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 from moonopt.bench.models.several import for_one_or_several
 from moonopt.errors import UserError
@@ -60,7 +59,7 @@ class _Rounds(torch.autograd.Function):
         edges, weights, matrices, bias, weight_ih, weight_hh, bias_ih, bias_hh, rounds, kept, learning = given
         (batch, atoms, width), channels = x.shape, len(weights)
         edges, matrices = edges.to(kept), matrices.to(kept)
-        hidden = functional.linear(edges, weights.to(kept)).relu_().flatten(2)
+        hidden = _positive_products(edges.flatten(0, 2), weights.to(kept)).view(batch, atoms, -1)
         several = matrices.view(width, channels, width).transpose(0, 1)
         # All rounds side by side, so that the backward pass multiplies them at once; without one the next takes the place.
         sent = matrices.new_empty(batch * atoms, channels, rounds if learning else 1, width)
@@ -142,6 +141,11 @@ def _product_of_two(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor
     if first.is_cuda:
         return (torch.mm if first.ndim == 2 else torch.bmm)(first, second, out_dtype=dtype)
     return first.to(dtype) @ second.to(dtype)
+
+
+def _positive_products(rows: Tensor, weights: Tensor) -> Tensor:
+    """relu(rows weights'): the largest tensor of all is written once."""
+    return torch._addmm_activation(weights.new_zeros(len(weights)), rows, weights.T)
 
 
 def _where_positive(gradient: Tensor, value: Tensor) -> Tensor:
