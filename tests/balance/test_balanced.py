@@ -798,6 +798,29 @@ def test_a_bad_loss_is_told_with_its_task_and_step(two_heads, batch, name, bad):
     assert_same([optimizer.state[p] for p in model.parameters()], state)
 
 
+@every_method
+def test_a_bad_loss_in_a_later_micro_batch_is_told(two_heads, batch, name):
+    model = two_heads()
+    optimizer = make(name, model, ["left", "right"])
+    before, (x, y) = parameters_of(model), batch()
+    for wanted in (y, y.index_fill(1, torch.tensor([1]), math.nan)):
+        optimizer.combine(separate(model), x, wanted).backward()
+    with pytest.raises(FloatingPointError, match="'right'"):
+        optimizer.step()
+    assert_unmoved(model, before)
+
+
+def test_factors_are_the_balancers_own(two_heads, batch):
+    """A captured step writes into the optimizer's weights in place."""
+    balancer = LS(2, factors=[1.0, 2.0], reduction="sum")
+    model = two_heads()
+    optimizer = Balanced(balancer, torch.optim.SGD(model.parameters(), lr=0.1))
+    optimizer.minimize(separate(model), *batch())
+    optimizer.memory["weights"].zero_()
+    optimizer.minimize(separate(model), *batch())
+    assert optimizer.task_weights.tolist() == [1, 2]
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @every_method
 def test_a_step_with_a_bad_loss_can_be_skipped_and_is_counted(two_heads, batch, name, bad):

@@ -276,12 +276,13 @@ def test_every_so_many_steps():
         Balanced(GradDrop(3), torch.optim.SGD([theta], lr=0.01), every=2)
 
 
-def test_shared_parameters_can_be_chosen():
+@pytest.mark.parametrize("engine", ["stored", "stored:batched"])
+def test_shared_parameters_can_be_chosen(engine):
     rows = jacobian(2, 6)
     first, second = (nn.Parameter(torch.zeros(6, dtype=torch.float64)) for _ in range(2))
 
     def weights(shared):
-        optimizer = Balanced(MGDA(2), torch.optim.SGD([first, second], lr=0.1), shared=shared)
+        optimizer = Balanced(MGDA(2), torch.optim.SGD([first, second], lr=0.1), shared=shared, engine=engine)
         optimizer.combine(lambda: [rows[0] @ first + rows[1] @ second, rows[1] @ first + 5 * rows[0] @ second])
         return optimizer.task_weights
 
@@ -396,6 +397,38 @@ def test_a_gradient_that_is_not_finite_leaves_the_parameters(name, nonfinite, tw
 
 
 @pytest.mark.parametrize("engine", ["stored", "stored:batched", "stored:anew", "columns", "blocked:2"])
+def test_the_task_whose_gradient_is_not_finite_is_named(engine, two_heads, batch):
+    (x, y), model = batch(tasks=3), two_heads(3)
+    optimizer = build("mgda", model, ["a", "b", "c"], engine=engine)
+
+    def losses():
+        first, second, third = ((head(model.trunk(x))[:, 0] - y[:, i]).square().mean() for i, head in enumerate(model.heads))
+        return [first, second + (0 * model.trunk[0].weight).abs().sum().sqrt(), third]
+
+    with pytest.raises(FloatingPointError, match="of task 'b'"):
+        optimizer.minimize(losses)
+
+
+def test_a_task_without_a_graph_has_no_gradient_in_one_pass_either(two_heads, batch):
+    (x, y), found = batch(tasks=3, dtype=torch.float64), []
+    for engine in ("stored", "stored:batched"):
+        model = two_heads(3, dtype=torch.float64)
+        optimizer = build("cagrad", model, 3, engine=engine)
+        for _ in range(3):
+            optimizer.minimize(lambda m=model: [*m.losses(x, y)[:2], torch.ones((), dtype=torch.float64)])
+        found.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(*found)
+
+
+def test_gradients_of_one_pass_lie_where_kernels_read_and_may_be_changed(batch, two_heads):
+    (x, y), model = batch(tasks=3), two_heads(3)
+    build("mgda", model, 3, engine="stored:batched").minimize(lambda: list(model.losses(x, y)))
+    for p in model.parameters():
+        assert p.grad.data_ptr() % 16 == 0
+        p.grad.add_(p, alpha=0.1)  # a regularisation by hand
+
+
+@pytest.mark.parametrize("engine", ["stored", "stored:batched", "stored:anew", "columns", "blocked:2"])
 @pytest.mark.parametrize("name", GRADIENT_BASED)
 def test_tasks_that_share_nothing(name, engine):
     if name == "gradnorm":
@@ -408,14 +441,16 @@ def test_tasks_that_share_nothing(name, engine):
 
 
 @pytest.mark.parametrize("whole_step", [False, True])
-@pytest.mark.parametrize("name", ["ls", *GRADIENT_BASED])
-def test_a_hook_on_a_parameter_acts_once(name, whole_step, two_heads, batch):
+@pytest.mark.parametrize(
+    ("name", "engine"), [*((name, "stored") for name in ("ls", *GRADIENT_BASED)), ("mgda", "stored:batched")]
+)
+def test_a_hook_on_a_parameter_acts_once(name, engine, whole_step, two_heads, batch):
     x, y = batch(tasks=3)
     gradients = []
     for factor in (1.0, 0.5):
         model = two_heads(3)
         model.trunk[0].weight.register_hook(lambda g, f=factor: f * g)
-        optimizer = build(name, model, 3, balancer={"max_norm": None} if name == "nash-mtl" else {})
+        optimizer = build(name, model, 3, balancer={"max_norm": None} if name == "nash-mtl" else {}, engine=engine)
         if whole_step:
             optimizer.minimize(lambda m=model: list(m.losses(x, y)))
         else:

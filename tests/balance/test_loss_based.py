@@ -1,6 +1,7 @@
 """The loss-based balancers and GradNorm against their public formulas, written out here once more."""
 
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -441,6 +442,15 @@ def test_famo_is_its_public_code_over_50_steps(two_heads, batch, inner, gamma, l
     torch.testing.assert_close(optimizer.memory["logits"], public.w.detach(), rtol=0, atol=1e-9)
     torch.testing.assert_close(list(model.parameters()), list(reference.parameters()), rtol=0, atol=1e-9)
     assert public.w.abs().max() > 0.01
+
+
+def test_famos_bounds_are_as_exact_as_the_losses_and_outlast_pickling():
+    theta = nn.Parameter(torch.ones(()))
+    optimizer = Balanced(FAMO(2, lowest=[10.3, 0.0]), torch.optim.SGD([theta], lr=0.0), module=nn.Module())
+    for each in (optimizer, pickle.loads(pickle.dumps(optimizer))):
+        p = each.param_groups[0]["params"][0]
+        each.minimize(lambda p=p: [p.double() * (10.3 + 1e-7), p.double()])
+        assert each.task_weights[1].item() == pytest.approx(1.1e-7, rel=1e-3)
 
 
 def test_famo_in_float32_stays_near_its_public_code(two_heads, batch):

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim._muon import _zeropower_via_newtonschulz
 
 import moonopt.linalg.polar as polar_module
+from moonopt.linalg.kernels import Products
 from moonopt.linalg.polar import EXACT, check_schedule, polar, polar_dtype, polar_each
 from moonopt.linalg.schedules import SCHEDULES, schedule
 
@@ -170,6 +171,26 @@ def test_list_counts_its_matrices_by_what_computed_them():
         "svd/torch-cpu/float32": 1,
         "polar_express/torch-cpu/bfloat16": 1,
     }
+
+
+@pytest.mark.parametrize(("schedule", "steps"), [("none", 5), ("polar_express", 8), ("cubic", 18), ("polar_express", 5)])
+def test_what_is_counted_is_what_computed(schedule, steps, monkeypatch):
+    """Small matrices have a kernel that makes all steps, but not those that begin in float64."""
+    made, ran = [], Counter()
+
+    class Small(Products):
+        name = "small"
+
+        def whole_iteration(self, x, schedule):
+            made.append(len(x))
+            return x
+
+    monkeypatch.setattr(
+        polar_module, "products_for", lambda p, q, dtype, device: Small() if dtype == torch.float32 else Products()
+    )
+    polar_each([gaussian(3, 4)], schedule, steps, ran=ran)
+    assert ran == {f"{schedule}/{'small' if made else 'torch'}-cpu/float32": 1}
+    assert bool(made) == (steps == 5 and schedule != "none")
 
 
 # Scale

@@ -358,3 +358,16 @@ def test_a_failed_step_leaves_no_marks_of_the_scaler(two_heads, batch):
         scaler.step(optimizer)
     assert not hasattr(optimizer, "grad_scale")
     assert not hasattr(optimizer, "found_inf")
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_step_that_a_scaler_marks_is_masked_and_counted_though_all_is_finite(name, two_heads, batch):
+    model = two_heads()
+    optimizer = OPTIMIZERS[name](model)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.combine(lambda x, y: list(model.losses(x, y)), *batch()).backward()
+    optimizer.found_inf = torch.ones(())  # as another process may have found
+    optimizer.step()
+    del optimizer.found_inf
+    assert all(map(torch.equal, before, model.parameters()))
+    assert optimizer.diagnostics()["skipped_steps"] == 1

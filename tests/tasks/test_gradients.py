@@ -105,6 +105,46 @@ def test_one_pass_for_all_goes_through_checkpointing():
     torch.testing.assert_close(at_once, one_by_one)
 
 
+def test_what_one_task_has_alone_is_kept_once():
+    trunk, heads = nn.Linear(4, 8), [nn.Linear(8, 3) for _ in range(5)]
+    losses = [head(trunk(torch.ones(2, 4))).square().mean() for head in heads]
+    parameters = [*trunk.parameters(), *(p for head in heads for p in head.parameters())]
+    rows, _ = gradients_at_once(losses, parameters)
+    kept = {
+        each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for row in rows for each in row if each is not None
+    }
+    padding = 4 * 16 * len(parameters)
+    assert sum(kept.values()) <= 4 * (5 * (8 * 4 + 8) + 5 * (3 * 8 + 3)) + padding
+    torch.testing.assert_close(rows, task_gradients(losses, parameters))
+
+
+class ForgetsOne(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        return x + y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+def test_what_a_graph_reaches_may_have_no_gradient_in_one_pass():
+    x, y = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    losses = [ForgetsOne.apply(x, y).sum(), (x * y).sum()]
+    (_, forgotten), (_, known) = gradients_at_once(losses, [x, y])[0]
+    assert not forgotten.any()
+    assert known.tolist() == [1, 1, 1]
+
+
+def test_autocast_is_not_for_one_pass_either():
+    model, x = nn.Linear(40, 2), torch.randn(8, 40)
+    losses = model(x).square().mean(0).unbind()
+    expected = task_gradients(losses, list(model.parameters()))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = gradients_at_once(losses, list(model.parameters()))[0]
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
 class WithoutRule(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

@@ -329,8 +329,8 @@ class Balanced(Wrapper):
             before, known = torch.zeros_like(before), [False] * len(known)
         weights = weights.to(losses.values.device, before.dtype)
         new = [here and not old for here, old in zip(losses.present, known, strict=True)]  # the others stay as they are
-        found = spread(weights, losses.present)
-        self.memory["weights"] = found if all(new) else torch.where(selection(new, before) > 0, found, before)
+        found = spread(weights, losses.present)  # and not the balancer's own tensor, which a captured step would write into
+        self.memory["weights"] = found.clone() if all(new) else torch.where(selection(new, before) > 0, found, before)
         self.memory["weighed"] = [a or b for a, b in zip(known, losses.present, strict=True)]
         return pick(self.memory["weights"], losses.present).to(weights)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from moonopt.tasks.at_once import Joint, gradients_at_once
+from moonopt.tasks.capturing import is_capturing
 from moonopt.tasks.gradients import Rows, by_parameter, gram_by_blocks, gram_matrix, shared_by, task_gradients
 from moonopt.tasks.losses import TaskLosses, task_names
 from moonopt.tasks.reduce import mean_over_ranks
@@ -149,7 +150,7 @@ class Tasks:
             values=self.losses.values.detach(), separate=tuple(each.detach() for each in self.losses.separate)
         )
         found = Tasks(losses, self.parameters, self._shared, self._engine)
-        for name in ("gradients", "shared", "gram_on_device"):
+        for name in ("gradients", "shared", "gram_on_device", "_culprits"):
             vars(found)[name] = getattr(self, name)
         found._joint = self._joint
         return found
@@ -209,8 +210,22 @@ class Tasks:
         gram = self.gram_on_device.cpu()
         bad = ~gram.diagonal().isfinite()
         if bad.any():
-            raise NonFiniteGradientError(bad)
+            raise NonFiniteGradientError(bad if self._culprits is None else self._culprits)
         return gram
+
+    @functools.cached_property
+    def _culprits(self) -> Tensor | None:
+        """Whose gradients are not finite, where one pass for all made the others' ill, too; None where the graph tells no more.
+
+        A captured step cannot look.
+        """
+        losses = self.losses
+        if self._engine.text != BATCHED or not losses.values.requires_grad or is_capturing(losses.values.device):
+            return None
+        if self.gram_on_device.diagonal().isfinite().all():
+            return None
+        found = ~gram_matrix(task_gradients(losses.separate, self.shared)).diagonal().cpu().isfinite()
+        return found if found.any() else None
 
 
 class Learned(NamedTuple):

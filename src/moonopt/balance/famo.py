@@ -52,7 +52,6 @@ class FAMO(Balancer):
             raise ValueError(f"lowest must have one number per task: found {len(self.lowest)} for {len(self.tasks)} tasks.")
 
     def initial(self, like: Tensor) -> dict[str, Any]:
-        self._lowest = like.new_tensor(self.lowest) if any(self.lowest) else None  # which a captured step cannot fetch
         return adam.initial("logits", torch.zeros_like(like)) | {"rejected": torch.zeros_like(like[0])}
 
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
@@ -78,4 +77,9 @@ class FAMO(Balancer):
         adam.step(memory, "logits", z * (fallen - (z * fallen).sum()), moves, self.lr, self.gamma)
 
     def _above_lowest(self, losses: Tensor, present: Sequence[bool]) -> Tensor:
-        return (losses if self._lowest is None else losses - pick(self._lowest, present).to(losses)) + EPS
+        if not any(self.lowest):
+            return losses + EPS
+        known = self._lowest  # from the steps before a capture, which cannot fetch it
+        if known is None or (known.device, known.dtype) != (losses.device, losses.dtype):
+            known = self._lowest = losses.new_tensor(self.lowest)
+        return losses - pick(known, present) + EPS

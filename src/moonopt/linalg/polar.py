@@ -108,7 +108,7 @@ def polar_each(
         for indices in _portions(everyone, rows * columns * computed_in.itemsize, device):
             x = _wide(_stacked([matrices[i] for i in indices], rows, computed_in, largest or {}))
             if ran is not None:
-                backend = "torch" if schedule in EXACT else products_for(x.shape[1], x.shape[2], computed_in, device).name
+                backend = "torch" if schedule in EXACT else _products(x, named_schedule(schedule, steps)).name
                 ran[f"{schedule}/{backend}-{device.type}/{str(computed_in).removeprefix('torch.')}"] += len(indices)
             results = _polar_stack(x, schedule, steps, original)
             results = results.to(original) if cast else results
@@ -228,14 +228,13 @@ def _by_newton_schulz(x: Tensor, schedule: Schedule) -> Tensor:
     if not schedule.coefficients:
         norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
         return x / torch.where(norm.isfinite(), norm.clamp_min(torch.finfo(norm.dtype).tiny), math.nan)
-    coefficients, dtype = schedule.coefficients, x.dtype
-    careful = _careful_steps(coefficients) if dtype == torch.float32 and x.device.type != "mps" else 0
-    if careful:
-        x = x.to(torch.float64)
-    products = products_for(x.shape[1], x.shape[2], x.dtype, x.device)
-    whole = None if careful else products.whole_iteration(x, schedule)
+    products = _products(x, schedule)
+    whole = products.whole_iteration(x, schedule)
     if whole is not None:
         return whole
+    coefficients, dtype, careful = schedule.coefficients, x.dtype, _careful_steps(x, schedule)
+    if careful:
+        x = x.to(torch.float64)
     gram = x.new_empty(*x.shape[:-1], x.shape[-2])
     products.gram(x, gram)
     inverse_norm = _inverse_norm(gram, schedule)
@@ -251,10 +250,18 @@ def _by_newton_schulz(x: Tensor, schedule: Schedule) -> Tensor:
     return (_iterate_on_gram if on_gram else _iterate)(x, gram, coefficients, products)
 
 
-def _careful_steps(coefficients: Sequence[Triple]) -> int:
+def _products(x: Tensor, schedule: Schedule) -> Products:
+    """Who computes the first steps on a stack."""
+    dtype = torch.float64 if _careful_steps(x, schedule) else x.dtype
+    return products_for(x.shape[1], x.shape[2], dtype, x.device) if schedule.coefficients else Products()
+
+
+def _careful_steps(x: Tensor, schedule: Schedule) -> int:
     """How many of the first steps must be done in float64."""
     steps = 0
-    while math.prod(a for a, _, _ in coefficients[steps:]) > LENIENT_GROWTH:
+    if x.dtype != torch.float32 or x.device.type == "mps":
+        return steps
+    while math.prod(a for a, _, _ in schedule.coefficients[steps:]) > LENIENT_GROWTH:
         steps += 1
     return steps
 

@@ -1,6 +1,6 @@
 """Task gradients in one backward pass for all tasks, by ``torch.vmap``."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,10 +15,10 @@ NOT_BATCHED = (
     'If the cause is a part of the model without a rule for batched gradients, which engine="stored:batched" takes: '
     'engine="stored" takes one after the other.'
 )
-
-
 #: How many numbers of two rows are multiplied by one part of a GPU, and how many numbers of all are in float64 at a time.
 SHORT, CHUNK = 2**10, 2**23
+#: Gradients begin at multiples of so many numbers, where kernels read 16 bytes at a time.
+ALIGNED = 4
 
 
 class Joint(NamedTuple):
@@ -38,6 +38,34 @@ class Joint(NamedTuple):
         return dict(zip(self.parameters, _pieces(total, self.parameters), strict=True))
 
 
+def gradients_at_once(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[Rows, Joint | None]:
+    """As ``task_gradients``, and those in the parameters of several losses as a matrix, where they are alike enough.
+
+    A gradient that is not finite makes those of the other losses ill, too, as zero times infinity.
+    """
+    reached = depends_on(losses, parameters)
+    users = [sum(column) for column in zip(*reached, strict=True)]
+    shared = [place for place, count in enumerate(users) if count > 1]
+    own = [place for place, count in enumerate(users) if count == 1]
+    rows: Rows = [[None] * len(parameters) for _ in losses]
+    if not shared and not own:
+        return rows, None
+    numbers = [number for number, loss in enumerate(losses) if loss.requires_grad]
+    stacks = _stacks([losses[number] for number in numbers], [parameters[place] for place in [*shared, *own]])
+    joint = _joined([parameters[place] for place in shared], stacks[: len(shared)]) if len(numbers) == len(losses) else None
+    found = [stack.unbind() for stack in stacks[: len(shared)]]
+    if joint is not None:
+        found = list(zip(*(_pieces(row, joint.parameters) for row in joint.matrix), strict=True))
+    for place, column in zip(shared, found, strict=True):
+        for number, gradient in zip(numbers, column, strict=True):
+            rows[number][place] = gradient if reached[number][place] else None
+    user = {place: next(number for number in numbers if reached[number][place]) for place in own}
+    alone = [stack[numbers.index(user[place])] for place, stack in zip(own, stacks[len(shared) :], strict=True)]
+    for place, gradient in zip(own, _copies(alone), strict=True):
+        rows[user[place]][place] = gradient
+    return rows, joint
+
+
 def _products(matrix: Tensor) -> Tensor:
     """Those of many short pieces of the rows at once: a product of few rows that are long keeps a part of a GPU busy."""
     count, length = matrix.shape
@@ -46,32 +74,11 @@ def _products(matrix: Tensor) -> Tensor:
     return (pieces @ pieces.mT).sum(0) + rest @ rest.mT
 
 
-def gradients_at_once(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[Rows, Joint | None]:
-    """As ``task_gradients``, and those in the parameters of several losses as a matrix, where they are alike enough."""
-    reached = depends_on(losses, parameters)
-    users = [sum(column) for column in zip(*reached, strict=True)]
-    shared = [number for number, count in enumerate(users) if count > 1]
-    used = shared + [number for number, count in enumerate(users) if count == 1]
-    if not used:
-        return [[None] * len(parameters) for _ in losses], None
-    stacks = _stacks([loss for loss in losses if loss.requires_grad], [parameters[number] for number in used])
-    joint = _joined(losses, [parameters[number] for number in shared], stacks[: len(shared)])
-    by_loss: list[Sequence[Tensor]] = list(zip(*(stack.unbind() for stack in stacks), strict=True))
-    if joint is not None:
-        pieces = [_pieces(row, joint.parameters) for row in joint.matrix]
-        by_loss = [[*joined, *row[len(shared) :]] for joined, row in zip(pieces, by_loss, strict=True)]
-    waiting, rows = iter(by_loss), []
-    for loss, here in zip(losses, reached, strict=True):
-        found = dict(zip(used, next(waiting), strict=True)) if loss.requires_grad else {}
-        rows.append([found[number] if there else None for number, there in enumerate(here)])
-    return rows, joint
-
-
 def _stacks(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
     """By parameter the gradients of all losses, in float32 or better."""
 
     def gradients(*along: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(losses, parameters, along, retain_graph=True)
+        return torch.autograd.grad(losses, parameters, along, retain_graph=True, materialize_grads=True)
 
     each_alone = GRADIENT_SCALE * torch.eye(len(losses), device=losses[0].device)
     along = [column.to(loss) for column, loss in zip(each_alone.unbind(1), losses, strict=True)]
@@ -80,14 +87,32 @@ def _stacks(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tens
     return [stack for stack in unscaled(found) if stack is not None]
 
 
-def _joined(losses: Sequence[Tensor], parameters: list[Tensor], stacks: Sequence[Tensor]) -> Joint | None:
-    alike = len({(stack.device, stack.dtype) for stack in stacks}) == 1
-    if not alike or not all(loss.requires_grad for loss in losses):
-        return None
-    return Joint(parameters, torch.cat([stack.reshape(len(stack), -1) for stack in stacks], 1))
+def _joined(parameters: list[Tensor], stacks: Sequence[Tensor]) -> Joint | None:
+    return Joint(parameters, _side_by_side(stacks)) if _are_alike(stacks) else None
 
 
-def _pieces(row: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """What of it is in which parameter."""
-    parts = torch.split(row, [p.numel() for p in parameters])
-    return [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)]
+def _copies(gradients: Sequence[Tensor]) -> Iterator[Tensor]:
+    """So that the gradients of the other losses, which are zero, are not kept beside them."""
+    if not _are_alike(gradients):
+        return (gradient.clone() for gradient in gradients)
+    (row,) = _side_by_side([gradient.unsqueeze(0) for gradient in gradients])
+    return _pieces(row, gradients)
+
+
+def _are_alike(tensors: Sequence[Tensor]) -> bool:
+    return len({(each.device, each.dtype) for each in tensors}) == 1
+
+
+def _side_by_side(stacks: Sequence[Tensor]) -> Tensor:
+    """A row for each place in the stacks, with zeros up to where the next gradient begins."""
+    zero = stacks[0].new_zeros(())
+    parts = ((stack.reshape(len(stack), -1), zero.expand(len(stack), -stack[0].numel() % ALIGNED)) for stack in stacks)
+    return torch.cat([part for pair in parts for part in pair], 1)
+
+
+def _pieces(row: Tensor, like: Sequence[Tensor]) -> Iterator[Tensor]:
+    """What of a row belongs to which of the tensors. To autograd they have nothing to do with each other."""
+    start = 0
+    for each in like:
+        yield row[start : start + each.numel()].view(each.shape).detach()
+        start += each.numel() + -each.numel() % ALIGNED

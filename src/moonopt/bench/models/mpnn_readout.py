@@ -27,9 +27,10 @@ class _Step(NamedTuple):
 
 def fused_readout(x: Tensor, unlikely: Tensor, lstm: nn.LSTMCell, steps: int) -> Tensor:
     """The last question and its answer, (B M, 2 width), of atoms (B, N, width); ``unlikely`` (B, M, N) is added to scores."""
+    parameters = lstm.weight_ih, lstm.weight_hh, lstm.bias_ih, lstm.bias_hh
     with without_autocast(x.device.type):
-        parameters = lstm.weight_ih, lstm.weight_hh, lstm.bias_ih, lstm.bias_hh
-        return _Readout.apply(x, unlikely, *parameters, steps)  # type: ignore[no-any-return, no-untyped-call]
+        given = (each.to(lstm.weight_ih.dtype) for each in (x, unlikely))  # of autocast, they may be in half precision
+        return _Readout.apply(*given, *parameters, steps)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Readout(torch.autograd.Function):

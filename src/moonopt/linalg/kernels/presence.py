@@ -1,4 +1,4 @@
-"""What the hardware can do: whether our Triton kernels run on this GPU, and whether this CPU multiplies bfloat16."""
+"""What the hardware can do, and may: whether our Triton kernels run on this GPU, and what GPUs and CPUs multiply in."""
 
 import functools
 import importlib.util
@@ -33,6 +33,14 @@ def has_wide_tiles(device: torch.device) -> bool:
     properties = torch.cuda.get_device_properties(device)
     shared: int = getattr(properties, "shared_memory_per_block_optin", 0)  # in bytes; torch's type stubs lack it
     return properties.major >= 9 and shared >= 2**18 - 2**15
+
+
+def multiplies_in_tf32() -> bool:
+    """Whether float32 matrices may be multiplied in TensorFloat-32 on GPUs, by whichever of torch's switches that was said.
+
+    ``torch.get_float32_matmul_precision`` raises where one of the others was used.
+    """
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 def can_stream(*tensors: Tensor) -> bool:

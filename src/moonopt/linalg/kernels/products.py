@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from moonopt.linalg.kernels.panels import panel_product
-from moonopt.linalg.kernels.presence import has_kernels, has_wide_tiles
+from moonopt.linalg.kernels.presence import has_kernels, has_wide_tiles, multiplies_in_tf32
 from moonopt.linalg.schedules import Schedule, Triple
 
 #: Matrices whose short side is shorter than this have too few tiles for the kernels to win (measured: docs/performance.md).
@@ -111,7 +111,7 @@ def products_for(p: int, q: int, dtype: torch.dtype, device: torch.device) -> Pr
     if device.type == "cpu":
         return _PANELS if p >= PANEL_SIDE and dtype in PANEL_DTYPES else _PLAIN
     if p <= SMALL_SIDES[0] and q <= SMALL_SIDES[1] and dtype == torch.float32:
-        return _SMALL if has_kernels(device) and torch.get_float32_matmul_precision() != "highest" else _PLAIN
+        return _SMALL if has_kernels(device) and multiplies_in_tf32() else _PLAIN
     fits = p >= SYMMETRIC_SIDE and p % TILE == 0 and q % DEPTH == 0 and dtype in (torch.float16, torch.bfloat16)
     return _TRITON if fits and has_wide_tiles(device) else _PLAIN
 
