@@ -9,13 +9,13 @@ import torch
 
 from moonopt import cli, route_parameters
 from moonopt.bench import find
-from moonopt.bench.data import qm9, qm9_compact
+from moonopt.bench.data import qm9, qm9_compact, qm9_wheel
+from moonopt.bench.data.qm9_made_up import ATOMS
 from moonopt.bench.data.qm9_pairs import WIDTHS, pairs
 from moonopt.bench.models.mpnn_pyg import to_pyg
 from moonopt.bench.paper import QM9_STL
 from moonopt.bench.qm9 import QM9
 from moonopt.errors import UserError
-from moonopt.speed.molecules import ATOMS
 
 FEW = {"data.valid_molecules": 40, "data.test_molecules": 30}
 SMALL = {"model.width": 16, "model.edge_width": 16}
@@ -48,6 +48,20 @@ def test_the_splits_are_other_ones_for_every_seed_and_have_every_molecule_once(f
     assert not torch.equal(test[0], test[2])
     found = torch.cat([part.tensors[1].flatten(1) for part in vars(splits[0]).values()])
     assert torch.equal(found.sort(0).values, molecules.padded().positions.flatten(1).sort(0).values)
+
+
+def test_what_nobody_changes_is_the_protocol():
+    expected = {
+        "data.valid_molecules": 10_000,
+        "data.test_molecules": 10_000,
+        "data.protocol": "paper",
+        "train.epochs": 300,
+        "train.batch_size": 120,
+        "train.schedule": "plateau:0.7:5",
+        "train.select": "best",
+    }
+    assert QM9().settings.items() >= expected.items()
+    assert qm9_wheel.MOLECULES - 20_000 == 110_831
 
 
 @pytest.mark.parametrize("count", [1, 3, 26])
@@ -108,8 +122,11 @@ def test_targets_are_scaled_by_the_training_molecules_alone(folder, molecules):
     torch.testing.assert_close(wanted.mean(0), torch.zeros(11), rtol=0, atol=1e-5)
     torch.testing.assert_close(wanted.std(0), torch.ones(11), rtol=0, atol=1e-5)
     assert not torch.allclose(scale, molecules.targets.std(0), rtol=1e-3)
-    *_, leaked = whole(QM9(FEW | {"data.protocol": "famo"}).load(folder, 0).train)
+    leaking = QM9(FEW | {"data.protocol": "famo"}).load(folder, 0)
+    *_, leaked = whole(leaking.train)
     torch.testing.assert_close(leaked, molecules.targets.std(0))
+    of_all = torch.cat([part.tensors[-1] for part in vars(leaking).values()])
+    torch.testing.assert_close(of_all.mean(0), torch.zeros(11), rtol=0, atol=1e-5)
 
 
 def test_the_share_of_the_matrices_is_that_of_the_paper():

@@ -1,6 +1,7 @@
 """QM9's molecules: known facts about them, and what is said of missing, broken and wrong files."""
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import qm9_small
 import torch
 
 from moonopt.bench.data import qm9, qm9_wheel
+from moonopt.bench.data.qm9_check import check
 from moonopt.bench.data.qm9_molecules import ELEMENTS, TARGETS, node_features
 from moonopt.bench.models.mpnn_molecules import dense_batch
 from moonopt.errors import UserError
@@ -243,12 +245,12 @@ def test_a_missing_column_is_named(absent, text, folder):
 @pytest.mark.parametrize(
     ("values", "text"),
     [
-        ({"R2_bohr2": "nan"}, "found 'nan', expected a finite number"),
-        ({"HOMO_au": "-inf"}, "found '-inf', expected a finite number"),
-        ({"XYZ_Ang": ROWS[150]["XYZ_Ang"].replace("[[", "[[nan,", 1)}, "found 'nan', expected a finite number"),
-        ({"Dipole_debye": "1.2.3"}, "found '1.2.3', expected a finite number"),
-        ({"Dipole_debye": ""}, "found '', expected a finite number"),
-        ({"XYZ_Ang": "[[0,0,0],[1,0,x]]"}, "found 'x', expected a finite number"),
+        ({"R2_bohr2": "nan"}, "found 'nan' in the column R2_bohr2, expected a finite number"),
+        ({"HOMO_au": "-inf"}, "found '-inf' in the column HOMO_au, expected a finite number"),
+        ({"XYZ_Ang": ROWS[150]["XYZ_Ang"].replace("[[", "[[nan,", 1)}, "found 'nan' in the column XYZ_Ang, expected"),
+        ({"Dipole_debye": "1.2.3"}, "found '1.2.3' in the column Dipole_debye, expected"),
+        ({"Dipole_debye": ""}, "found '' in the column Dipole_debye, expected"),
+        ({"XYZ_Ang": "[[0,0,0],[1,0,x]]"}, "found 'x' in the column XYZ_Ang, expected"),
         ({"XYZ_Ang": "[[0,0,0],[1,0,0]]"}, "as the number of atoms, but [0-9]+ elements and 6 coordinates"),
         ({"Elements": "['C','Xe']"}, "found 'Xe' as an element, expected one of H, C, N, O, F"),
         ({"N_atoms": "1", "Elements": "['C']", "XYZ_Ang": "[[0,0,0]]"}, "no bond orders fit the valences of its atoms"),
@@ -257,8 +259,53 @@ def test_a_missing_column_is_named(absent, text, folder):
 )
 def test_a_molecule_that_cannot_be_read_is_named(values, text, folder):
     place(folder, changed(150, **values))
-    with pytest.raises(UserError, match=f"^Molecule {ROWS[150]['Index']} of QM9 cannot be read: .*{text}.*[.]$"):
+    with pytest.raises(
+        UserError, match=f"^Molecule {ROWS[150]['Index']} in .* cannot be read: .*{text}.*[.] Remove it and run"
+    ):
         qm9.read(folder)
+
+
+@pytest.mark.parametrize("index", ["0", "133886", "1e23", "x"])
+def test_a_number_that_no_molecule_has_is_named(index, folder):
+    place(folder, changed(150, Index=index))
+    with pytest.raises(
+        UserError, match=f"Molecule {index} in .* cannot be read: found '{index}' in the column Index, expected"
+    ):
+        qm9.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({"Dipole_debye": "1e300"}, f"molecule {ROWS[150]['Index']} has a value of mu that is no finite number"),  # in float32
+        ({"Index": ROWS[3]["Index"]}, f"molecule {ROWS[3]['Index']} is there more than once"),
+    ],
+)
+def test_molecules_that_cannot_be_qm9s_are_named(values, text, folder):
+    wheel = place(folder, changed(150, **values))
+    with pytest.raises(UserError, match=f"^{re.escape(str(wheel))} cannot be used: {text}. Remove it and run"):
+        qm9.read(folder)
+    assert not (folder / "qm9" / qm9.FILE).exists()
+
+
+def test_a_row_with_surplus_fields_is_named(contents, folder):
+    name = qm9_small.TABLES[0]
+    first, second, *rest = contents[name].splitlines()
+    place(folder, contents | {name: b"\n".join([first, second + b",1", *rest])})
+    with pytest.raises(UserError, match=r"Row 1 of .*qm9_part1.csv in .* has more fields than there are columns"):
+        qm9.read(folder)
+
+
+def test_molecules_may_be_made_up_and_are_marked(folder):
+    qm9.make(folder, 50, seed=3)
+    found = qm9.read(folder)
+    check(found, "here", "")
+    assert len(found) == 50
+    assert qm9.is_made_up(folder)
+    with pytest.raises(UserError, match="made up, expected"):
+        qm9.verify(folder)
+    with pytest.raises(UserError, match="has files already"):
+        qm9.make(folder, 50, seed=3)
 
 
 def test_a_table_that_is_cut_is_named(contents, folder):

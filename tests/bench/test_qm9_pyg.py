@@ -116,6 +116,38 @@ def test_a_root_with_a_transform_is_refused(name, width, molecules, save):
         qm9.from_pyg(save(data, slices))
 
 
+def with_nan(tensor, *place):
+    changed = tensor.clone()
+    changed[place] = torch.nan
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda data: {"pos": with_nan(data["pos"], 7, 1)}, "molecule 2 has a position that is no finite number"),
+        (lambda data: {"y": with_nan(data["y"], 9, 5)}, "molecule [0-9]+ has a value of r2 that is no finite number"),
+        (lambda data: {"z": data["z"].clone().fill_(16)}, "molecule [0-9]+ has an element other than H, C, N, O and F"),
+        (lambda data: {"y": data["y"][:-1]}, "it has the targets of 199 molecules, expected 200"),
+        (lambda data: {"pos": data["pos"][:-1]}, "it has 3227 positions, but its molecules have 3228"),
+        (lambda data: {"edge_index": data["edge_index"] + 40}, "molecule [0-9]+ has a bond to an atom that it has not"),
+        (lambda data: {"idx": data["idx"] * 0}, "molecule 1 is there more than once"),
+    ],
+)
+def test_molecules_that_cannot_be_qm9s_are_named(change, text, molecules, save):
+    data, slices = processed(molecules)
+    root = save(data | change(data), slices)
+    with pytest.raises(UserError, match=f"^{root / qm9_pyg.FILE} cannot be used: {text}. Remove the file and let"):
+        qm9.from_pyg(root)
+
+
+def test_fewer_bonds_than_molecules_have_are_told(molecules, save):
+    data, slices = processed(molecules)
+    few = {"edge_index": data["edge_index"][:, :9], "edge_attr": data["edge_attr"][:9]}
+    with pytest.raises(UserError, match="has 9 bonds, fewer than its molecules have"):
+        qm9.from_pyg(save(data | few, slices))
+
+
 def write_raw(root, molecules):
     """The raw files that PyTorch Geometric processes: structures, targets in their units, and a list of what to skip."""
     y = torch.zeros(len(molecules), 19, dtype=torch.float64)

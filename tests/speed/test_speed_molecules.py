@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 
+from moonopt.bench.data.qm9_made_up import ATOMS
 from moonopt.bench.data.qm9_molecules import ELEMENTS
 from moonopt.bench.data.qm9_pairs import pairs
 from moonopt.bench.models.mpnn import MPNN
@@ -29,7 +30,7 @@ def test_batches_have_the_widths_of_qm9():
     widths = [features.shape[1] for features, *_ in molecules.typical_batches()]
     assert Counter(widths) == molecules.BATCHES
     generator = torch.Generator().manual_seed(0)
-    shares, drawn = torch.tensor(molecules.ATOMS, dtype=torch.float32), 400
+    shares, drawn = torch.tensor(ATOMS, dtype=torch.float32), 400
     sizes = torch.multinomial(shares, drawn * molecules.BATCH, replacement=True, generator=generator)
     found = Counter(pairs(each).members.shape[1] for each in sizes.view(drawn, -1))
     for width in molecules.BATCHES:

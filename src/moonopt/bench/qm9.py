@@ -28,6 +28,8 @@ from moonopt.methods import by_optimizer
 #: The network, by ``model.form``.
 FORMS: dict[str, type[MPNN]] = {"dense": MPNN, "pyg": PyGNet}
 PROTOCOLS = ("paper", "famo")
+#: How many molecules are made up if nobody says.
+MADE_UP = 600
 
 
 class QM9(Benchmark):
@@ -73,7 +75,10 @@ class QM9(Benchmark):
         molecules = qm9.read(folder)
         held_out = [self._count("test"), self._count("valid")]
         if sum(held_out) >= len(molecules):
-            raise UserError(f"Of {len(molecules)} molecules, {sum(held_out)} cannot be held out for test and validation.")
+            raise UserError(
+                f"Of {len(molecules)} molecules, {sum(held_out)} cannot be held out for test and validation: give fewer, as in "
+                "--set data.test_molecules=100 --set data.valid_molecules=100."
+            )
         order = torch.randperm(len(molecules), generator=torch.Generator().manual_seed(seed))
         test, valid, train = torch.split(order, [*held_out, len(molecules) - sum(held_out)])
         targets = molecules.targets
@@ -116,6 +121,12 @@ class QM9(Benchmark):
 
     def fetch(self, folder: Path) -> None:
         qm9.fetch(folder)
+
+    def make(self, folder: Path, count: int | None = None, seed: int = 0) -> None:
+        qm9.make(folder, MADE_UP if count is None else count, seed)
+
+    def is_made_up(self, folder: Path) -> bool:
+        return qm9.is_made_up(folder)
 
     def _predicted(self, model: nn.Module, given: list[Tensor], count: int) -> dict[str, Tensor]:
         """Of the molecules that are there: one too many if their number is odd."""

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from moonopt.balance import LS, Balanced
-from moonopt.bench.data.qm9_molecules import ELEMENTS, TARGETS, Padded
+from moonopt.bench.data.qm9_made_up import made_up
+from moonopt.bench.data.qm9_molecules import TARGETS
 from moonopt.bench.models.heads import SQUARED, mean_losses, of_first
 from moonopt.bench.models.mpnn import MPNN
 from moonopt.bench.models.mpnn_molecules import dense_batch
@@ -31,11 +32,6 @@ BATCH = 120
 STEPS_PER_EPOCH = 110_831 // BATCH
 #: How many batches of each width the steps go through: 55, 35 and 10 %, nearly QM9's 57, 32 and 11 %.
 BATCHES = {37: 11, 38: 7, 40: 2}
-#: How many molecules of QM9 have 0, 1, 2, ... atoms.
-ATOMS = (
-    *(0, 0, 0, 2, 4, 5, 12, 20, 65, 172, 483, 1053, 2189, 4027, 6758),
-    *(10216, 13824, 16969, 17442, 18146, 12403, 13166, 4428, 6362, 712, 1923, 59, 356, 0, 35),
-)
 METHODS = ("ls", "moon")
 REFERENCE = "pyg"
 
@@ -70,16 +66,10 @@ def measure(rounds: int = 10, device: str = "cpu", batch: int = BATCH) -> dict[s
 
 
 def molecules(count: int, seed: int = 0) -> Given:
-    """A batch of made-up ones, two in a row, with targets: atoms anywhere, in a chain of single bonds."""
-    generator = torch.Generator().manual_seed(seed)
-    atoms = torch.multinomial(torch.tensor(ATOMS, dtype=torch.float32), count, replacement=True, generator=generator)
-    there = torch.arange(int(atoms.max())) < atoms.unsqueeze(1)
-    numbers = torch.tensor(ELEMENTS)[torch.randint(len(ELEMENTS), there.shape, generator=generator)] * there
-    positions = 2 * torch.randn(*there.shape, 3, generator=generator) * there.unsqueeze(2)
-    chain = torch.diag_embed(there[:, 1:].byte(), 1)
-    bonds, targets = chain + chain.mT, torch.randn(count, len(TARGETS), generator=generator)
-    found = Properties(Padded(numbers, positions, bonds), targets, torch.ones(len(TARGETS)))
-    *batch, _ = found.batch(torch.arange(count), generator)
+    """A batch of made-up ones, two in a row, with targets."""
+    found = made_up(count, seed)
+    targets = torch.randn(found.targets.shape, generator=torch.Generator().manual_seed(seed))
+    *batch, _ = Properties(found.padded(), targets, torch.ones(len(TARGETS))).batch(torch.arange(count), torch.Generator())
     return tuple(batch)
 
 

@@ -6,6 +6,8 @@ It is made once from the wheel of ``qm9pack``. A root of PyTorch Geometric's ``Q
 from pathlib import Path
 
 from moonopt.bench.data import qm9_compact, qm9_wheel
+from moonopt.bench.data.made_up import is_marked, mark
+from moonopt.bench.data.qm9_made_up import made_up
 from moonopt.bench.data.qm9_molecules import Molecules
 from moonopt.bench.data.qm9_pyg import FILE as PYG_FILE, from_pyg
 from moonopt.errors import UserError
@@ -63,6 +65,21 @@ def fetch(folder: Path) -> None:
         _made(compact, wheel)
         wheel.unlink()
     _verify_compact(compact)
+
+
+def make(folder: Path, count: int, seed: int) -> None:
+    """Write so many made-up molecules, marked as such, into a folder that has none."""
+    compact, *_ = _paths(folder)
+    if compact.parent.is_dir() and any(compact.parent.iterdir()):
+        raise UserError(
+            f"{compact.parent} has files already: made-up molecules need a folder of their own, so choose another --data."
+        )
+    qm9_compact.write(compact, made_up(count, seed), "made up")
+    mark(compact.parent)
+
+
+def is_made_up(folder: Path) -> bool:
+    return is_marked(folder / FOLDER)
 
 
 def _paths(folder: Path) -> tuple[Path, Path, Path]:

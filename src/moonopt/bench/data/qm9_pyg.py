@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moonopt.bench.data.qm9_check import check
 from moonopt.bench.data.qm9_molecules import TARGETS, Molecules
 from moonopt.bench.models.mpnn_molecules import BOND_KINDS
 from moonopt.errors import UserError
@@ -19,6 +20,7 @@ FILE = Path("processed") / "data_v3.pt"
 #: Its target for each of ours; it keeps energies in eV.
 COLUMNS = (0, 1, 2, 3, 5, 6, 12, 13, 14, 15, 11)
 WIDTH = 19
+AGAIN = "Remove the file and let PyTorch Geometric process its data again."
 NEEDED = ("z", "pos", "edge_index", "edge_attr", "y", "idx")
 
 
@@ -38,8 +40,10 @@ def from_pyg(root: Path) -> Molecules:
         )
     edges = torch.cat([data["edge_index"].T, kinds.argmax(1, keepdim=True) + 1], 1)
     once = edges[:, 0] < edges[:, 1]
+    if int(slices["edge_index"].max()) > len(once):
+        raise UserError(f"{path} cannot be used: it has {len(once)} bonds, fewer than its molecules have. {AGAIN}")
     ends = torch.cat([once.new_zeros(1, dtype=torch.long), once.cumsum(0)])[slices["edge_index"]]
-    return Molecules(
+    molecules = Molecules(
         index=data["idx"] + 1,
         atoms=slices["z"].diff(),
         numbers=data["z"].to(torch.uint8),
@@ -48,6 +52,8 @@ def from_pyg(root: Path) -> Molecules:
         bonds=edges[once].to(torch.uint8),
         targets=y[:, COLUMNS] * torch.tensor([1000.0 if unit == "meV" else 1.0 for unit in TARGETS.values()]),
     )
+    check(molecules, str(path), AGAIN)
+    return molecules
 
 
 class _Class:
@@ -61,7 +67,6 @@ def _load(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError) as error:
         reason = (str(error).strip().splitlines() or ["without a word"])[0].rstrip(".")
         raise UserError(
-            f"{path} cannot be read ({reason}). Expected what QM9 of a current PyTorch Geometric writes: remove the file and "
-            "let it process its data again."
+            f"{path} cannot be read ({reason}). Expected what QM9 of a current PyTorch Geometric writes. {AGAIN}"
         ) from error
     return data, slices

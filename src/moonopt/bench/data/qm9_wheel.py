@@ -18,6 +18,7 @@ import torch
 
 from moonopt.bench.data.progress import tracked
 from moonopt.bench.data.qm9_bonds import Bond, perceive
+from moonopt.bench.data.qm9_check import LAST, check
 from moonopt.bench.data.qm9_molecules import TARGETS, Molecules
 from moonopt.bench.data.wheel import Wheel
 from moonopt.errors import UserError
@@ -87,7 +88,7 @@ def parse(wheel: Path) -> Molecules:
     index, atoms, bond_counts = [], [], []
     numbers, bonds, positions, targets = bytearray(), bytearray(), array("f"), array("f")
     for row in tracked((row for table in SHA256 for row in _rows(wheel, table)), "QM9", MOLECULES):
-        molecule = _parsed(row)
+        molecule = _parsed(row, wheel)
         index.append(molecule.index)
         atoms.append(len(molecule.numbers))
         bond_counts.append(len(molecule.bonds))
@@ -97,7 +98,7 @@ def parse(wheel: Path) -> Molecules:
         targets.extend(molecule.targets)
     if not index:
         raise UserError(f"{wheel} has no molecules. {AGAIN}")
-    return Molecules(
+    molecules = Molecules(
         index=torch.tensor(index),
         atoms=torch.tensor(atoms),
         numbers=torch.frombuffer(numbers, dtype=torch.uint8),
@@ -106,6 +107,8 @@ def parse(wheel: Path) -> Molecules:
         bonds=torch.frombuffer(bonds, dtype=torch.uint8).view(-1, 3),
         targets=torch.frombuffer(targets, dtype=torch.float32).view(-1, len(TARGETS)),
     )
+    check(molecules, str(wheel), AGAIN)
+    return molecules
 
 
 def _rows(wheel: Path, table: str) -> Iterator[Row]:
@@ -116,26 +119,30 @@ def _rows(wheel: Path, table: str) -> Iterator[Row]:
         raise UserError(f"{table} in {wheel} lacks the {columns} {', '.join(absent)}. {AGAIN}")
     try:
         for number, row in enumerate(reader, 1):
-            if None in row.values():
-                raise UserError(f"Row {number} of {table} in {wheel} ends too early. {AGAIN}")
+            if None in row.values() or None in row:
+                trouble = "ends too early" if None in row.values() else "has more fields than there are columns"
+                raise UserError(f"Row {number} of {table} in {wheel} {trouble}. {AGAIN}")
             yield row
     except csv.Error as error:
         raise UserError(f"{table} in {wheel} is no table ({error}). {AGAIN}") from error
 
 
-def _parsed(row: Row) -> Molecule:
+def _parsed(row: Row, wheel: Path) -> Molecule:
     try:
         numbers = _elements(row["Elements"])
-        values = [_number(text) for text in row["XYZ_Ang"].replace("[", "").replace("]", "").split(",")]
-        if not _number(row["N_atoms"]) == len(numbers) == len(values) / 3:
+        values = [_number(text, "XYZ_Ang") for text in row["XYZ_Ang"].replace("[", "").replace("]", "").split(",")]
+        if not _number(row["N_atoms"], "N_atoms") == len(numbers) == len(values) / 3:
             raise UserError(
                 f"found {row['N_atoms']} as the number of atoms, but {len(numbers)} elements and {len(values)} coordinates"
             )
         positions = [values[begin : begin + 3] for begin in range(0, len(values), 3)]
         targets = [_target(row, name, numbers) for name in TARGETS]
-        return Molecule(int(row["Index"]), numbers, positions, perceive(numbers, positions), targets)
+        index = _number(row["Index"], "Index")
+        if not 1 <= index <= LAST:
+            raise UserError(f"found {row['Index']!r} in the column Index, expected a number from 1 to {LAST}")
+        return Molecule(int(index), numbers, positions, perceive(numbers, positions), targets)
     except ValueError as error:  # UserError is one
-        raise UserError(f"Molecule {row['Index']} of QM9 cannot be read: {error}.") from error
+        raise UserError(f"Molecule {row['Index']} in {wheel} cannot be read: {error}. {AGAIN}") from error
 
 
 def _elements(text: str) -> list[int]:
@@ -147,17 +154,17 @@ def _elements(text: str) -> list[int]:
 
 def _target(row: Row, name: str, numbers: list[int]) -> float:
     column, unit = COLUMNS[name]
-    value = _number(row[column])
+    value = _number(row[column], column)
     if name in ATOMS:
         value -= math.fsum(ATOMS[name][number] for number in numbers)
     return value * unit
 
 
-def _number(text: str) -> float:
+def _number(text: str, column: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise UserError(f"found {text!r}, expected a finite number")
+        raise UserError(f"found {text!r} in the column {column}, expected a finite number")
     return value
