@@ -19,7 +19,18 @@ chosen_rate() { sed -n '/"chosen"/,$p' "$1" | sed -n "/\"$2\": {/,/}/s/.*\"optim
 tidy() { find "$RUNS" -name result.json -execdir rm -f checkpoint.pt checkpoint.previous.pt best.pt ';'; }
 
 # Waits until fewer commands than so many are at work.
-room_for() { while (( $(jobs -rp | wc -l) >= $1 )); do wait -n; done; }
+FAILED=0
+room_for() { while (( $(jobs -rp | wc -l) >= $1 )); do wait -n || FAILED=1; done; }
+
+# Waits for all commands, and ends; with 1 where one has failed.
+finish() {
+    local each
+    for each in $(jobs -p); do wait "$each" || FAILED=1; done
+    exit "$FAILED"
+}
+
+# The same without the checkpoints of finished cells.
+finish_tidy() { trap tidy EXIT; finish; }
 
 # So many of the JOBS as there are cells among all, rounded, and at least one.
 share_of() {

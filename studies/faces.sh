@@ -41,8 +41,7 @@ tune) # three trials for every method with one backward pass
         tune $network --methods $ADAM --grid optimizer.lr=3e-4,1e-3,3e-3 --file "$RUNS/tuned-$network-adam.json"
         tune $network --methods $MUON --grid optimizer.lr=5e-3,1e-2,2e-2 --file "$RUNS/tuned-$network-muon.json"
     done
-    wait
-    tidy
+    finish_tidy
     ;;
 main)
     for network in $NETWORKS; do
@@ -58,8 +57,7 @@ main)
         compare 2 $network --methods $ADAM --tuned "$tuned"
         compare 2 $network --methods $MUON --tuned "$RUNS/tuned-$network-muon.json"
     done
-    wait
-    tidy
+    finish_tidy
     ;;
 *)
     echo "There is no stage $1." >&2

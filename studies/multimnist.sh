@@ -99,4 +99,4 @@ exact) # one epoch, which takes minutes: 10 to 40 singular value decompositions 
     exit 2
     ;;
 esac
-wait
+finish

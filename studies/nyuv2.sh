@@ -46,16 +46,14 @@ speed) # with the GPU to itself
 tune) # three trials for every method, long enough to tell rates apart
     tune 3 --methods $MUON --grid optimizer.lr=3e-3,1e-2,3e-2 --grid optimizer.vector_lr=2e-3 --file "$RUNS/tuned-muon.json"
     tune 7 --methods $ONCE,$TWICE --grid optimizer.lr=1e-4,3e-4,1e-3 --file "$RUNS/tuned-adam.json"
-    wait
-    tidy
+    finish_tidy
     ;;
 main) # the last is MOON with log-losses and a beta without unit, at MOON's rates
     compare 7 --methods $ONCE --seeds 1 --tuned "$RUNS/tuned-adam.json"
     compare 6 --methods $MUON --seeds 2 --tuned "$RUNS/tuned-muon.json"
     compare 4 --methods $TWICE --seeds 2 --tuned "$RUNS/tuned-adam.json"
     compare 2 --methods moon --seeds 2 --tuned "$RUNS/tuned-muon.json" --set optimizer.beta=auto --set optimizer.loss=log
-    wait
-    tidy
+    finish_tidy
     ;;
 *)
     echo "There is no stage $1." >&2

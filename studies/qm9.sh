@@ -1,29 +1,36 @@
 #!/usr/bin/env bash
 # The QM9 study of docs/qm9.md. It wants QM9 in $MOONOPT_DATA (moonopt data fetch qm9).
-#   studies/qm9.sh STAGE     (by default DEVICE=cuda, JOBS=3, the cells at once, RUNS=runs and EPOCHS=60)
-# Stages: speed, which wants the GPU to itself; tune, three rates for three rows with EPOCHS epochs, those of the others being chosen
-# before (results/qm9); budget, three seeds of every method, those that were not tuned at the rate of ls; beta, MOON with other values
-# of it; protocol, the full 300 epochs. Plateaus have a patience scaled to the epochs. Messages are kept in float16, products are in
-# TensorFloat-32; task gradients are made in one backward pass.
+#   studies/qm9.sh STAGE     (by default DEVICE=cuda, JOBS=3, the cells at once, RUNS=runs, EPOCHS=60, SWEEP=12)
+# Stages: speed, which wants the GPU to itself and writes SPEED/qm9-GPU.json (results/speed, h200); tune, three rates for three rows
+# with EPOCHS epochs, those of the others being chosen before (results/qm9); budget, three seeds of every method, those that were not
+# tuned at the rate of ls; beta, MOON with other values of it, SWEEP epochs; protocol, the full 300 epochs. Plateaus have a patience
+# scaled to the epochs. Messages are kept in float16, products are in TensorFloat-32; ENGINE is how task gradients are made, by default
+# stored:batched, in one backward pass.
 # METHODS=moon,ls restricts tune, budget and protocol; in it moon-log-auto is MOON with loss=log and beta=auto. SEEDS=1 or 0,2 are
-# other seeds than the first three, in protocol than the first.
-# What is done is skipped, and what is half trained goes on: run it again. After a SIGTERM, as of `timeout 500 studies/qm9.sh budget`,
-# it ends as soon as all runs have written their checkpoints.
+# other seeds than the first three, in protocol than the first. MORE has settings, as for a rehearsal with made-up molecules:
+# MORE="--set data.valid_molecules=50 --set data.test_molecules=50 --set train.epochs=2".
+# What is done in RUNS is skipped, and what is half trained goes on: run it again. After a SIGTERM, as of `timeout 500 studies/qm9.sh
+# budget`, it ends as soon as all runs have written their checkpoints.
 set -u
 . "$(dirname "$0")/common.sh"
-DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-3} RUNS=${RUNS:-runs} EPOCHS=${EPOCHS:-60}
+DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-3} RUNS=${RUNS:-runs} EPOCHS=${EPOCHS:-60} SWEEP=${SWEEP:-12} MORE=${MORE:-}
+ENGINE=${ENGINE:-stored:batched} SPEED=${SPEED:-results/speed} GPU=${GPU:-h200}
 export OMP_NUM_THREADS=1
 TUNE=moon-log-auto,famo,ls
 ALL=moon,moon-log-auto,muon,famo+muon,famo,ls,nash-mtl,si,rlw,dwa,uw,mgda,pcgrad,cagrad,imtl-g
 TUNED=${TUNED:-$(dirname "$0")/../results/qm9}
 
+if [[ ! ${SEEDS:-1} =~ ^([1-9][0-9]*|([0-9]+,)+[0-9]*)$ ]]; then
+    echo "SEEDS is how many, such as 3, or which, such as 0,2 or 1, found $SEEDS." >&2
+    exit 2
+fi
 end_with_checkpoints
 
 # A command of moonopt with so many cells, beside others of its kind.
 beside() {
     local lanes=$(( JOBS > $1 ? JOBS / $1 : 1 )) few=$(( JOBS < $1 ? JOBS : $1 ))
     room_for "$lanes"
-    python -m moonopt "${@:2}" --set model.half_messages=true --device "$DEVICE" --tf32 --jobs "$few" &
+    python -m moonopt "${@:2}" --set model.half_messages=true --device "$DEVICE" --tf32 --jobs "$few" $MORE &
 }
 tune() { beside 3 tune qm9 --out "$RUNS/tune" --seeds 10, "$@"; }
 compare() { beside "$(count "$1")" compare qm9 --out "$RUNS" --seeds "$@"; }
@@ -34,7 +41,7 @@ short() { echo --set "train.epochs=$1" --set "train.schedule=plateau:0.7:$(( ($1
 method() {
     case $1 in
     moon-log-auto) echo --methods moon --set optimizer.beta=auto --set optimizer.loss=log ;;
-    nash-mtl | mgda | pcgrad | cagrad | imtl-g) echo --methods "$1" --set method.engine=stored:batched ;;
+    nash-mtl | mgda | pcgrad | cagrad | imtl-g) echo --methods "$1" --set "method.engine=$ENGINE" ;;
     *) echo --methods "$1" ;;
     esac
 }
@@ -56,7 +63,10 @@ tuned() { # the benchmark's own rate where there is no file, and none of ls
 }
 
 case ${1:?speed, tune, budget, beta or protocol} in
-speed) python -m moonopt.speed.molecules --device "$DEVICE" --json ;;
+speed)
+    measure qm9 molecules
+    exit
+    ;;
 tune)
     for name in $(names "$TUNE"); do
         tune $(short "$EPOCHS") $(method "$name") $(grid "$name") --file "$RUNS/tuned-$name.json"
@@ -66,10 +76,10 @@ budget)
     for name in $(names "$ALL"); do compare "${SEEDS:-3}" $(short "$EPOCHS") $(method "$name") $(tuned "$name"); done
     ;;
 beta) # all of MOON at the rate that was chosen for the plain one
-    for name in muon famo+muon; do compare 1 $(short 12) --methods $name $(tuned $name); done
+    for name in muon famo+muon; do compare 1 $(short "$SWEEP") --methods $name $(tuned $name); done
     for beta in 1e-4 3e-4 1e-3 3e-3 1e-2 auto; do
         for loss in plain log; do
-            compare 1 $(short 12) --methods moon $(tuned moon) --set optimizer.beta=$beta --set optimizer.loss=$loss
+            compare 1 $(short "$SWEEP") --methods moon $(tuned moon) --set optimizer.beta=$beta --set optimizer.loss=$loss
         done
     done
     ;;
@@ -81,4 +91,4 @@ protocol)
     exit 2
     ;;
 esac
-wait
+finish_tidy
