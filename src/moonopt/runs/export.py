@@ -67,17 +67,23 @@ def thinned(lines: Sequence[Line], most: int = MOST_LINES) -> list[Line]:
 
 
 def _with_other_seeds(path: Path, runs: Sequence[Run]) -> list[Run]:
-    """The runs, and those of other seeds that the file has from before."""
-    seeds, settings = {run.seed for run in runs}, _what_is_run(runs[0])
-    others = [run for run in read_runs([path]) if run.seed not in seeds] if path.exists() else []
-    for run in others:
-        before = _what_is_run(run)
-        if differing := [key for key in {**settings, **before} if settings.get(key) != before.get(key)]:
+    """The runs, and those of other seeds that the file has from before. Warns of what is kept and of what is replaced."""
+    by_seed, settings = {run.seed: run for run in runs}, _what_is_run(runs[0])
+    before = read_runs([path]) if path.exists() else []
+    replaced = [run.seed for run in before if run.seed in by_seed and run.result != by_seed[run.seed].result]
+    kept = [run for run in before if run.seed not in by_seed]
+    for run in kept:
+        earlier = _what_is_run(run)
+        if differing := [key for key in {**settings, **earlier} if settings.get(key) != earlier.get(key)]:
             keys = ", ".join(differing)
             raise UserError(f"{path} has seed {run.seed} with other settings ({keys}): move it, or export to another folder.")
-    if others:
-        warnings.warn(f"{path.name} keeps {seeds_text([run.seed for run in others])} from before.", stacklevel=3)
-    return sorted([*runs, *others], key=lambda run: run.seed)
+    if replaced:
+        warnings.warn(f"{path.name}: {seeds_text(replaced)} replaced.", stacklevel=3)
+    if kept:
+        elsewhere = {cell_of(run.config, run.source).machine for run in [*runs, *kept]}
+        machines = ", which ran on another kind of machine or in another precision" if len(elsewhere) > 1 else ""
+        warnings.warn(f"{path.name}: {seeds_text([run.seed for run in kept])} kept from before{machines}.", stacklevel=3)
+    return sorted([*runs, *kept], key=lambda run: run.seed)
 
 
 def _content(label: str, runs: Sequence[Run]) -> dict[str, Any]:

@@ -104,9 +104,33 @@ def test_seeds_that_an_earlier_export_left_stay(make_run, toy_metrics, tmp_path)
     folders = [make_run("moon", seed, toy_metrics("moon", seed)) for seed in range(3)]
     (together,) = export(read_runs(folders), tmp_path / "together")
     export(read_runs(folders[:1] + folders[2:]), tmp_path / "apart")
-    with pytest.warns(UserWarning, match=r"^moon\.json keeps seed 2 from before\.$"):
-        (apart,) = export(read_runs(folders[:2]), tmp_path / "apart")  # seed 0 is there twice: the run counts
+    with pytest.warns(UserWarning, match=r"^moon\.json: seed 2 kept from before\.$") as told:
+        (apart,) = export(read_runs(folders[:2]), tmp_path / "apart")
+    assert len(told) == 1
     assert apart.read_text() == together.read_text()
+
+
+def test_a_seed_that_is_given_again_is_replaced_and_that_is_told(make_run, toy_metrics, tmp_path):
+    folder = make_run("moon", 0, toy_metrics("moon", 0))
+    (file,) = export(read_runs([folder]), tmp_path / "out")
+    result = json.loads((folder / "result.json").read_text())
+    result["metrics"]["first"] = 0.25
+    (folder / "result.json").write_text(json.dumps(result))
+    with pytest.warns(UserWarning, match=r"^moon\.json: seed 0 replaced\.$"):
+        export(read_runs([folder]), file.parent)
+    (run,) = read_runs([file])
+    assert run.result["metrics"]["first"] == 0.25
+
+
+def test_seeds_of_another_kind_of_machine_are_told(make_run, toy_metrics, tmp_path):
+    folders = [make_run("moon", seed, toy_metrics("moon", seed)) for seed in range(2)]
+    config = json.loads((folders[1] / "config.json").read_text()) | {"device": "cuda"}
+    (folders[1] / "config.json").write_text(json.dumps(config))
+    export(read_runs(folders[:1]), tmp_path / "out")
+    with pytest.warns(
+        UserWarning, match="seed 0 kept from before, which ran on another kind of machine"
+    ):
+        export(read_runs(folders[1:]), tmp_path / "out")
 
 
 def test_seeds_with_other_settings_do_not_share_a_file(make_run, toy_metrics, tmp_path):
