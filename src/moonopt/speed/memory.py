@@ -20,7 +20,7 @@ from moonopt.speed.measure import command_line, show
 from moonopt.speed.tasks import MODES
 
 BATCH = 256
-ENGINES = ("columns", "blocked:4", "stored:anew", "stored")
+ENGINES = ("columns", "blocked:4", "stored:anew", "stored", "stored:batched")
 
 Step = Callable[[], object]
 TaskLosses = Callable[[], dict[str, Tensor]]
