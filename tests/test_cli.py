@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -273,6 +274,15 @@ def test_a_folder_without_permission_is_told(mode, call):
     assert "Permission denied" in refused(call, "run", TINY, *SHORT, "--out", "mine")
 
 
+@pytest.mark.parametrize("command", [("run",), ("compare", "--seeds", "1", "--methods", "ls")])
+def test_data_that_the_system_does_not_give_are_told_without_a_place_in_code(command, call):
+    code, _, errors = call(*command, "tiny_benchmarks:Unreadable", "--data", ".")
+    assert code == (2 if command == ("run",) else 1)
+    assert re.search(r": tiny_benchmarks:Unreadable cannot read or write \S+: Is a directory\.", errors)
+    assert "settings" not in errors
+    assert ", line" not in errors
+
+
 def test_what_the_system_refuses_elsewhere_is_told(call, monkeypatch):
     def forbidden(cells, plan, stop, screen):
         raise PermissionError(13, "Permission denied", "runs")
@@ -392,6 +402,39 @@ def test_what_was_tuned_is_used_by_compare(call):
     code, output, _ = call("show", name, "--method", "famo", "--tuned", path)
     assert re.search(rf"model.width +5 +--tuned {path}", output)
     assert "has nothing for moon: it has ls, famo" in refused(call, "compare", name, "--methods", "moon", "--tuned", path)
+
+
+@pytest.mark.parametrize(
+    ("grids", "told"),
+    [
+        (["model.width=4,6"], ["ls,famo --tuned {} --config own.json --set optimizer.lr=0.5 --set train.select=last"]),
+        (["optimizer.lr=0.1,0.2"], ["ls,famo --tuned {} --config own.json --set train.select=last"]),
+        (
+            ["train.log_every=1,2"],
+            ["ls,famo --tuned {} --set train.epochs=1 --set optimizer.lr=0.5 --set train.select=last"],
+        ),
+        (
+            ["ls/optimizer.lr=0.1,0.2", "famo/model.width=4,6"],
+            [
+                "ls --tuned {} --config own.json --set train.select=last",
+                "famo --tuned {} --config own.json --set optimizer.lr=0.5 --set train.select=last",
+            ],
+        ),
+    ],
+)
+def test_the_use_of_what_was_tuned_repeats_what_was_set_beside_the_grid(grids, told, call):
+    name, path = "tiny_benchmarks:Disagreeing", "its file.json"
+    Path("own.json").write_text('{"train.epochs": 1, "train.log_every": 3}')
+    own = ("--config", "own.json", "--set", "optimizer.lr=0.5", "--set", "train.select=last")
+    words = [word for grid in grids for word in ("--grid", grid)]
+    code, output, errors = call("tune", name, "--methods", "ls,famo", *words, *own, "--file", path)
+    assert (code, errors) == (0, "")
+    used = re.findall("Use it with: (.*)", output)
+    assert used == [f"moonopt compare {name} --methods " + each.format(f"'{path}'") for each in told]
+    for command in used:
+        code, output, errors = call(*shlex.split(command)[1:], "--seeds", "1", "--out", "runs/tune")
+        assert (code, errors) == (0, "")
+        assert output.count("was done already") == command.count(",") + 1  # its cells are those of the trials
 
 
 def test_lists_and_inspection_say_what_there_is(call):

@@ -1,5 +1,6 @@
 """MNIST's files: what is said of missing and wrong ones, and fetching them from a server on loopback."""
 
+import errno
 import gzip
 import hashlib
 import os
@@ -176,12 +177,12 @@ def test_a_full_disk_leaves_no_part_of_a_file_and_is_not_the_mirrors_fault(serve
 
     def full(path, content):
         write(path, content[:10])
-        raise OSError(28, "No space left on device", str(path))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as of a write, which does not say of which file
 
     monkeypatch.setattr(Path, "write_bytes", full)
     code, _, errors = call("fetch", "mnist")
     assert code == 2
-    assert "No space left on device" in errors
+    assert f"No space left on device: '{folder / 'mnist' / FILES[0]}'" in errors
     assert len(server.asked) == 1
     assert not list((folder / "mnist").iterdir())
 

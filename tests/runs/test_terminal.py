@@ -1,26 +1,57 @@
 """Tables in a terminal."""
 
 import io
+import re
 
 import pytest
 from rich.console import Console
 
 from moonopt.bench import Metric
-from moonopt.runs.report.layout import Column, Entry, Table, TableRow
-from moonopt.runs.terminal import MOST_COLUMNS, print_results, print_trials
+from moonopt.runs.report.layout import DASH, Column, Entry, Table, TableRow
+from moonopt.runs.terminal import print_results, print_trials
+
+HEADLINE = Metric("mean error", higher=False)
 
 
-@pytest.mark.parametrize("metrics", [2, MOST_COLUMNS, 42])
-def test_of_many_columns_the_first_and_the_seeds_are_shown(metrics):
-    columns = [*(Column(f"m{number}") for number in range(metrics)), Column("seeds")]
-    entries = [*(Entry(f"v{number}") for number in range(metrics)), Entry("three")]
+def results(width, metrics, label="moon", terminal=False):
+    """The lines that are printed of a row with so many metrics beside the headline and Δm, and the numbers in them."""
+    columns = [*(Column(f"m{number} (meV) ↓") for number in range(metrics)), Column("mean error ↓"), Column("Δm (%) ↓")]
+    numbers = [*(Entry(f"{number}.5 ± 1088.4", best=number == 0) for number in range(metrics)), Entry("7777.7"), Entry("-8.88")]
+    row, paper = TableRow(label, [*numbers, Entry("3")], 3), TableRow("LS", [Entry("9.9")] * (metrics + 2) + [Entry(DASH)])
     told = io.StringIO()
-    print_results(Console(file=told, width=400), Table("study", "method", columns, [TableRow("moon", entries, 3)], ["A note."]))
-    words = told.getvalue().split()
-    assert [word for word in words if word[0] == "v"] == [f"v{number}" for number in range(min(metrics, MOST_COLUMNS))]
-    assert "three" in words
-    assert "A note." in told.getvalue()
-    assert ("28 more columns are in the report." in told.getvalue()) == (metrics == 42)
+    table = Table("study", "method", [*columns, Column("seeds")], [row, paper], ["A note."])
+    print_results(Console(file=told, width=width, force_terminal=terminal, color_system=None), table, HEADLINE)
+    lines = told.getvalue().splitlines()
+    return lines, re.findall(r"(\d+)\.5 ± 1088\.4(?!\d)", "\n".join(lines))
+
+
+@pytest.mark.parametrize("label", ["moon", "moon,optimizer.beta=auto,optimizer.loss=log,optimizer.lr=0.001"])
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize(("metrics", "width"), [(n, width) for n in (2, 11, 40) for width in (60, 80, 120, 200, 1000)])
+def test_as_many_columns_as_fit_are_shown_whole_and_the_others_are_told(metrics, width, terminal, label):
+    lines, numbers = results(width, metrics, label, terminal)
+    table, notes = lines[: lines.index("A note.")], lines[lines.index("A note.") + 1 :]
+    assert max(map(len, table)) <= width
+    assert numbers == [str(number) for number in range(len(numbers))]
+    assert sum("7777.7" in line and "-8.88" in line and re.search(r" 3 *$", line) is not None for line in table) == 1
+    assert width - max(len(line.rstrip()) for line in table) < 18 or len(numbers) == metrics  # there is no room for another
+    left_out = [f"m{number} (meV) ↓" for number in range(len(numbers), metrics)]
+    more = f" and {len(left_out) - 4} more" if len(left_out) > 4 else ""
+    told = f"No room for {', '.join(left_out[:4])}{more}: `moonopt report` has all columns, also as CSV."
+    assert notes == ([told] if left_out else [])
+
+
+def test_headings_are_broken_between_words_before_a_column_is_left_out():
+    (whole, _), (broken, numbers) = results(120, 4, terminal=True), results(100, 4, terminal=True)
+    assert whole[3].split("  ")[-3:] == [" mean error ↓", " Δm (%) ↓", " seeds "]
+    assert [line.split() for line in broken[3:5]] == [["mean"], ["error", "Δm"]]
+    assert numbers == ["0", "1", "2", "3"]
+
+
+def test_the_headline_and_delta_are_never_left_out_nor_cropped():
+    for width in (60, 40, 30, 10):
+        lines, _ = results(width, 11, "moon,optimizer.lr=0.001")
+        assert any("7777.7" in line and "-8.88" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,8 @@ def test_the_traceback_of_a_run_that_now_goes_on_is_taken_away(tmp_path, monkeyp
     [
         ("tiny_benchmarks:Absent", {}, "put absent.csv there"),
         ("tiny_benchmarks:Broken", {}, "cannot be made with these settings: OSError: the reader is broken .*line"),
+        ("tiny_benchmarks:Unreadable", {}, "^tiny_benchmarks:Unreadable cannot read or write /.*: Is a directory.$"),
+        ("tiny_benchmarks:Full", {}, "^tiny_benchmarks:Full cannot be made: No space left on device.$"),
         ("tiny_benchmarks:Refusing", {}, "^model.width must be even.$"),
         ("tiny_benchmarks:TestOnly", {"train__select": "best"}, "train.select=best needs validation data"),
         ("tiny_benchmarks:TestOnly", {"train__schedule": "plateau:0.5:1"}, "plateau needs validation data"),

@@ -204,6 +204,25 @@ class Broken(Tiny):
         raise OSError("the reader is broken")
 
 
+class Unreadable(Tiny):
+    """Reads a file that is a folder."""
+
+    name = "unreadable"
+
+    def load(self, folder, seed):
+        folder.read_bytes()
+
+
+class Full(Tiny):
+    """Finds the disk full as it writes."""
+
+    name = "full"
+
+    def load(self, folder, seed):
+        with open("/dev/full", "wb") as file:
+            file.write(b"molecules")
+
+
 class Refusing(Tiny):
     """Refuses its settings with a sentence of its own."""
 

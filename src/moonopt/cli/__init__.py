@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -49,7 +49,7 @@ from moonopt.cli.options import (
 from moonopt.errors import UserError, one_sentence, unknown_name
 from moonopt.methods import METHODS
 from moonopt.optim.parameters import route_parameters
-from moonopt.runs.cell import Cell, Machine, make_cell, seeds_text
+from moonopt.runs.cell import Cell, Machine, make_cell, seeds_text, word
 from moonopt.runs.compare import Comparison, Plan, compare as compare_cells, make_cells
 from moonopt.runs.engines import Outcome
 from moonopt.runs.export import export as export_runs
@@ -60,7 +60,7 @@ from moonopt.runs.report.study import studies
 from moonopt.runs.report.tables import check_reference, results_table
 from moonopt.runs.run import CHECKPOINT_SECONDS, RunFailedError, run_cell
 from moonopt.runs.screen import screen_for
-from moonopt.runs.settings import resolve
+from moonopt.runs.settings import Layer, resolve
 from moonopt.runs.store import CONFIG, RunFolder, State, write_json
 from moonopt.runs.terminal import grid, print_results, print_trials
 from moonopt.runs.train import InterruptedRun
@@ -211,7 +211,7 @@ def compare(
     runs = read_runs([folder for folder in folders if (folder / CONFIG).exists()])
     order = [name for name in names if any(run.method == name for run in runs)]
     for study in studies(runs, order):
-        print_results(out, results_table(study, reference))
+        print_results(out, results_table(study, reference), study.headline)
     if report is not None and runs:
         _write_report(runs, report, reference, order)
     _exit_if_failed(comparison, out_folder)
@@ -252,7 +252,8 @@ def tune(
     print_trials(out, tuned, find(benchmark).headline_metric())
     path = file or next(iter(comparison.cells)).folder(out_folder).parents[1] / "tuned.json"
     write_json(path, tuned | {"command": repeating(sys.argv[1:])})
-    out.print(f"\nUse it with: moonopt compare {benchmark} --methods {methods} --tuned {path}", soft_wrap=True, highlight=False)
+    for command in _uses(benchmark, tuned["chosen"], path, layers):
+        out.print(f"\nUse it with: {command}", soft_wrap=True, highlight=False, markup=False)
     _exit_if_failed(comparison, out_folder)
 
 
@@ -336,8 +337,29 @@ def _run_one(cell: Cell, root: Path, data_folder: Path, **how: Any) -> None:
             err.print(Text.assemble(("Failed: ", "bold red"), text), soft_wrap=True, highlight=False)
             raise typer.Exit(1) from error
     for study in studies(read_runs([folder])):
-        print_results(out, results_table(study))
+        print_results(out, results_table(study), study.headline)
     out.print(f"{'Was done already' if done else 'Result'}: {folder / 'result.json'}", soft_wrap=True, highlight=False)
+
+
+def _uses(benchmark: str, chosen: Mapping[str, Mapping[str, Any]], tuned: Path, layers: Sequence[Layer]) -> list[str]:
+    """The command that compares methods as they were tuned; several where one was tuned in what is set for another."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for method, values in chosen.items():
+        alike.setdefault(tuple(_words_beside(values, layers)), []).append(method)
+    return [
+        shlex.join(["moonopt", "compare", benchmark, "--methods", ",".join(methods), "--tuned", str(tuned), *words])
+        for words, methods in alike.items()
+    ]
+
+
+def _words_beside(chosen: Mapping[str, Any], layers: Sequence[Layer]) -> list[str]:
+    """The options that repeat layers of settings, without the keys that were chosen, which they would override."""
+    words: list[str] = []
+    for source, values in layers:
+        kept = [f"{key}={word(value)}" for key, value in values.items() if key not in chosen]
+        option, _, file = source.partition(" ")
+        words += [option, file] if file and len(kept) == len(values) else [each for text in kept for each in ("--set", text)]
+    return words
 
 
 def _write_report(runs: Sequence[Run], folder: Path, reference: str | None, order: Sequence[str] | None) -> None:

@@ -68,7 +68,7 @@ def run_cell(
             except UserError:
                 raise
             except Exception as error:
-                raise UserError(f"{cell.benchmark} cannot be made with these settings: {one_sentence(error)}") from error
+                raise UserError(f"{cell.benchmark} cannot {_what_fails(error)}") from error
             if state is State.NEW:
                 folder.begin(cell)
             try:
@@ -80,6 +80,14 @@ def run_cell(
                 with writing(folder.path / ERROR):
                     (folder.path / ERROR).write_text(traceback.format_exc())
                 raise RunFailedError(one_sentence(error) + _hint(error, cell)) from error
+
+
+def _what_fails(error: Exception) -> str:
+    """What a benchmark cannot do: what the system refuses has nothing to do with its settings, nor with a line of code."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return f"be made with these settings: {one_sentence(error)}"
+    what = "be made" if error.filename is None else f"read or write {error.filename}"
+    return f"{what}: {error.strerror}."
 
 
 def _hint(error: Exception, cell: Cell) -> str:

@@ -51,5 +51,8 @@ def whole(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         temporary.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # which what fails in writing does not say by itself
+        raise
     finally:
         temporary.unlink(missing_ok=True)
