@@ -127,9 +127,7 @@ def test_seeds_of_another_kind_of_machine_are_told(make_run, toy_metrics, tmp_pa
     config = json.loads((folders[1] / "config.json").read_text()) | {"device": "cuda"}
     (folders[1] / "config.json").write_text(json.dumps(config))
     export(read_runs(folders[:1]), tmp_path / "out")
-    with pytest.warns(
-        UserWarning, match="seed 0 kept from before, which ran on another kind of machine"
-    ):
+    with pytest.warns(UserWarning, match="seed 0 kept from before, which ran on another kind of machine"):
         export(read_runs(folders[1:]), tmp_path / "out")
 
 
