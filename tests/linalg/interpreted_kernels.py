@@ -32,6 +32,15 @@ def test_they_take_any_number_of_steps(steps):
     torch.testing.assert_close(iterate(matrices, schedule("polar_express", steps)), polar(matrices, steps=steps))
 
 
+@pytest.mark.parametrize("name", ["polar_express", "muon"])
+def test_their_scale_does_not_matter(name):
+    matrix = torch.randn(20, 30)
+    first, *others = iterate(torch.stack([matrix * 2.0**power for power in (0, 90, -90, 124)]), schedule(name, 5))
+    assert all(other.equal(first) for other in others)
+    for other in iterate(torch.stack([matrix * 1e30, matrix * 1e-30]), schedule(name, 5)):
+        torch.testing.assert_close(other, first, rtol=0, atol=1e-4)
+
+
 def test_zero_stays_zero_and_not_a_number_stays_with_its_matrix():
     matrices = torch.randn(3, 5, 7)
     matrices[0], matrices[1, 2, 3] = 0, torch.nan

@@ -105,24 +105,31 @@ def polar_each(
         _check_matrix(matrices[everyone[0]])
         everyone.sort(key=lambda index: matrices[index].shape[0] != rows)
         computed_in = polar_dtype(matrices[everyone[0]], dtype, schedule)
+        products = _products(min(rows, columns), max(rows, columns), computed_in, device, schedule, steps)
         for indices in _portions(everyone, rows * columns * computed_in.itemsize, device):
-            x = _wide(_stacked([matrices[i] for i in indices], rows, computed_in, largest or {}))
+            together = [matrices[i] for i in indices]
             if ran is not None:
-                backend = "torch" if schedule in EXACT else _products(x, named_schedule(schedule, steps)).name
-                ran[f"{schedule}/{backend}-{device.type}/{str(computed_in).removeprefix('torch.')}"] += len(indices)
-            results = _polar_stack(x, schedule, steps, original)
+                ran[f"{schedule}/{products.name}-{device.type}/{str(computed_in).removeprefix('torch.')}"] += len(indices)
+            x = _stacked(together, rows, computed_in, largest or {}, products.in_one_launch)
+            results = _polar_stack(_wide(x), schedule, steps, original)
             results = results.to(original) if cast else results
-            for i, factor in zip(indices, _unstacked(results, [matrices[i] for i in indices]), strict=True):
+            for i, factor in zip(indices, _unstacked(results, together), strict=True):
                 factors[i] = factor
     return factors
 
 
-def _stacked(matrices: Sequence[Tensor], rows: int, dtype: torch.dtype, largest: Mapping[torch.Size, Tensor]) -> Tensor:
-    """The matrices without their scale; those with another number of rows come last, and are transposed."""
+def _stacked(
+    matrices: Sequence[Tensor], rows: int, dtype: torch.dtype, largest: Mapping[torch.Size, Tensor], any_scale: bool
+) -> Tensor:
+    """The matrices, without their scale unless any will do; those with another number of rows come last, and are transposed."""
     if matrices[0].device.type == "cpu":
         return scaled_stack([each if each.shape[0] == rows else each.mT for each in matrices], dtype)
     parts = [[each for each in matrices if (each.shape[0] == rows) == upright] for upright in (True, False)]
-    stacks = [scaled_stack(part, dtype, largest.get(part[0].shape)) for part in parts if part]
+    stacks = [
+        torch.stack(part).to(dtype) if any_scale else scaled_stack(part, dtype, largest.get(part[0].shape))
+        for part in parts
+        if part
+    ]
     wide = [stack if stack.shape[1] == rows else stack.mT for stack in stacks]
     return wide[0] if len(wide) == 1 else torch.cat(wide)
 
@@ -193,7 +200,10 @@ def _polar_stack(x: Tensor, schedule: str, steps: int, original: torch.dtype) ->
         if schedule in EXACT:
             resolution = max(torch.finfo(each).eps for each in (x.dtype, torch.promote_types(original, torch.float32)))
             return (_by_svd if schedule == "svd" else _by_eigh)(x, resolution)
-        return _by_newton_schulz(x, named_schedule(schedule, steps))
+        products = _products(x.shape[1], x.shape[2], x.dtype, x.device, schedule, steps)
+        if products.in_one_launch:
+            return products.whole_iteration(x, named_schedule(schedule, steps))
+        return _by_newton_schulz(x, named_schedule(schedule, steps), products)
 
 
 def without_autocast(device: str) -> contextlib.AbstractContextManager[object]:
@@ -224,15 +234,12 @@ def _finite_part(x: Tensor) -> tuple[Tensor, Tensor]:
     return finite, torch.where(finite, x, 0.0)
 
 
-def _by_newton_schulz(x: Tensor, schedule: Schedule) -> Tensor:
+def _by_newton_schulz(x: Tensor, schedule: Schedule, products: Products) -> Tensor:
     if not schedule.coefficients:
         norm = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
         return x / torch.where(norm.isfinite(), norm.clamp_min(torch.finfo(norm.dtype).tiny), math.nan)
-    products = _products(x, schedule)
-    whole = products.whole_iteration(x, schedule)
-    if whole is not None:
-        return whole
-    coefficients, dtype, careful = schedule.coefficients, x.dtype, _careful_steps(x, schedule)
+    coefficients, dtype = schedule.coefficients, x.dtype
+    careful = _careful_steps(schedule, dtype, x.device)
     if careful:
         x = x.to(torch.float64)
     gram = x.new_empty(*x.shape[:-1], x.shape[-2])
@@ -250,16 +257,17 @@ def _by_newton_schulz(x: Tensor, schedule: Schedule) -> Tensor:
     return (_iterate_on_gram if on_gram else _iterate)(x, gram, coefficients, products)
 
 
-def _products(x: Tensor, schedule: Schedule) -> Products:
-    """Who computes the first steps on a stack."""
-    dtype = torch.float64 if _careful_steps(x, schedule) else x.dtype
-    return products_for(x.shape[1], x.shape[2], dtype, x.device) if schedule.coefficients else Products()
+def _products(p: int, q: int, dtype: torch.dtype, device: torch.device, schedule: str, steps: int) -> Products:
+    """Who computes a stack (n, p, q) with p <= q, or the first steps on it."""
+    if schedule in EXACT or not (known := named_schedule(schedule, steps)).coefficients:
+        return Products()
+    return products_for(p, q, torch.float64 if _careful_steps(known, dtype, device) else dtype, device)
 
 
-def _careful_steps(x: Tensor, schedule: Schedule) -> int:
+def _careful_steps(schedule: Schedule, dtype: torch.dtype, device: torch.device) -> int:
     """How many of the first steps must be done in float64."""
     steps = 0
-    if x.dtype != torch.float32 or x.device.type == "mps":
+    if dtype != torch.float32 or device.type == "mps":
         return steps
     while math.prod(a for a, _, _ in schedule.coefficients[steps:]) > LENIENT_GROWTH:
         steps += 1

@@ -29,10 +29,14 @@ def without_scale(stack: Tensor, dtype: torch.dtype) -> Tensor:
 def _power_of_two(largest: Tensor, side: int, dtype: torch.dtype) -> Tensor:
     """By what a matrix with that largest entry and that long side is divided."""
     bits, mantissa, highest = (torch.int64, 52, 0x7FE) if largest.dtype == torch.float64 else (torch.int32, 23, 0xFE)
-    headroom = math.ceil(math.log2(side) / (4 if dtype == torch.float16 else 2))
     # The bits of the exponent alone are those of a power of two. Zero is divided by a tiny one, and stays zero.
-    exponent = (largest.view(bits) >> mantissa) + headroom
+    exponent = (largest.view(bits) >> mantissa) + headroom(side, dtype)
     return (exponent.clamp(1, highest) << mantissa).view(largest.dtype)
+
+
+def headroom(side: int, dtype: torch.dtype) -> int:
+    """How many powers of two below 1 the largest entry of a matrix with that long side ends."""
+    return math.ceil(math.log2(side) / (4 if dtype == torch.float16 else 2))
 
 
 def scaled_stack(matrices: Sequence[Tensor], dtype: torch.dtype, largest: Tensor | None = None) -> Tensor:

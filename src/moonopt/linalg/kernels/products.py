@@ -28,10 +28,11 @@ class Products:
     """By torch: any device, dtype and size."""
 
     name = "torch"
+    in_one_launch = False
 
-    def whole_iteration(self, x: Tensor, schedule: Schedule) -> Tensor | None:
-        """All steps over a stack (n, p, q) at once, where there is a way to; None where they are to be made of products."""
-        return None
+    def whole_iteration(self, x: Tensor, schedule: Schedule) -> Tensor:
+        """All steps at once over a stack (n, p, q) of any scale, where that is done ``in_one_launch``."""
+        raise NotImplementedError
 
     def gram(self, x: Tensor, out: Tensor) -> None:
         """X X'."""
@@ -99,8 +100,9 @@ class SmallProducts(Products):
     """All steps in one launch."""
 
     name = "small"
+    in_one_launch = True
 
-    def whole_iteration(self, x: Tensor, schedule: Schedule) -> Tensor | None:
+    def whole_iteration(self, x: Tensor, schedule: Schedule) -> Tensor:
         from moonopt.linalg.kernels.small import iterate  # needs triton
 
         return iterate(x, schedule)
