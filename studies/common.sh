@@ -9,28 +9,31 @@ measure() {
         return
     fi
     python -m "moonopt.speed.$2" "${@:3}" --device "$DEVICE" --json >"$file.part" &
-    wait $! && mv "$file.part" "$file"
+    wait $! && mv "$file.part" "$file" || FAILED=1
 }
 
 # The rate that a file of `moonopt tune` has chosen for a method.
 chosen_rate() { sed -n '/"chosen"/,$p' "$1" | sed -n "/\"$2\": {/,/}/s/.*\"optimizer.lr\": *\([0-9.e-]*\).*/\1/p" | head -n 1; }
 
 # Checkpoints of finished cells, a hundred MB and more each.
-tidy() { find "$RUNS" -name result.json -execdir rm -f checkpoint.pt checkpoint.previous.pt best.pt ';'; }
+tidy() { [[ ! -d $RUNS ]] || find "$RUNS" -name result.json -execdir rm -f checkpoint.pt checkpoint.previous.pt best.pt ';'; }
 
-# Waits until fewer commands than so many are at work.
-FAILED=0
-room_for() { while (( $(jobs -rp | wc -l) >= $1 )); do wait -n || FAILED=1; done; }
-
-# Waits for all commands, and ends; with 1 where one has failed.
-finish() {
-    local each
-    for each in $(jobs -p); do wait "$each" || FAILED=1; done
-    exit "$FAILED"
+# Starts a command beside the others.
+STARTED=() FAILED=0
+start() {
+    "$@" &
+    STARTED+=($!)
 }
 
-# The same without the checkpoints of finished cells.
-finish_tidy() { trap tidy EXIT; finish; }
+# Waits until fewer commands than so many are at work.
+room_for() { while (( $(jobs -rp | wc -l) >= $1 )); do wait -n; done; }
+
+# Waits for all that was started, and ends; with 1 where something has failed. The shell remembers how each id has ended.
+finish() {
+    local each
+    for each in "${STARTED[@]}"; do wait "$each" || FAILED=1; done
+    exit "$FAILED"
+}
 
 # So many of the JOBS as there are cells among all, rounded, and at least one.
 share_of() {

@@ -9,6 +9,7 @@
 set -u
 . "$(dirname "$0")/common.sh"
 end_with_checkpoints
+trap tidy EXIT
 DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-6} RUNS=${RUNS:-runs} COUNT=${COUNT:-6000} BATCH=${BATCH:-128} EPOCHS=${EPOCHS:-6} TRIAL=${TRIAL:-2}
 SEEDS=${SEEDS:-1} PRECISION=${PRECISION:---tf32} PRODUCTS=${PRODUCTS:-tf32} MORE=${MORE:-}
 SPEED=${SPEED:-results/speed} GPU=${GPU:-h200}
@@ -22,14 +23,14 @@ FORTY=mgda,pcgrad,cagrad,imtl-g,nash-mtl # with a backward pass per task: 25 tim
 beside() {
     local all=$(( $2 * $(wc -w <<< "$NETWORKS") ))
     room_for "$JOBS"
-    python -m moonopt "${@:3}" --device "$DEVICE" $PRECISION --jobs "$(share_of "$1" "$all")" --set "train.batch_size=$BATCH" \
-        --set train.log_every=10 --set train.conflict=false $MORE &
+    start python -m moonopt "${@:3}" --device "$DEVICE" $PRECISION --jobs "$(share_of "$1" "$all")" --set "train.batch_size=$BATCH" \
+        --set train.log_every=10 --set train.conflict=false $MORE
 }
 tune() { beside 2 4 tune "$@" --out "$RUNS/tune" --seeds 10, --set "train.epochs=$TRIAL"; }
 compare() { beside "$1" 9 compare "${@:2}" --out "$RUNS" --seeds "$SEEDS" --set "train.epochs=$EPOCHS"; }
 
 case ${1:?make, speed, tune or main} in
-make) python -m moonopt data make celeba --out "$MOONOPT_DATA" --count "$COUNT" ;;
+make) start python -m moonopt data make celeba --out "$MOONOPT_DATA" --count "$COUNT" ;;
 speed) # with the GPU to itself
     measure faces-$PRODUCTS faces --products "$PRODUCTS"
     for network in $NETWORKS; do
@@ -41,7 +42,6 @@ tune) # three trials for every method with one backward pass
         tune $network --methods $ADAM --grid optimizer.lr=3e-4,1e-3,3e-3 --file "$RUNS/tuned-$network-adam.json"
         tune $network --methods $MUON --grid optimizer.lr=5e-3,1e-2,2e-2 --file "$RUNS/tuned-$network-muon.json"
     done
-    finish_tidy
     ;;
 main)
     for network in $NETWORKS; do
@@ -57,10 +57,10 @@ main)
         compare 2 $network --methods $ADAM --tuned "$tuned"
         compare 2 $network --methods $MUON --tuned "$RUNS/tuned-$network-muon.json"
     done
-    finish_tidy
     ;;
 *)
     echo "There is no stage $1." >&2
     exit 2
     ;;
 esac
+finish

@@ -8,6 +8,7 @@
 set -u
 . "$(dirname "$0")/common.sh"
 end_with_checkpoints
+trap tidy EXIT
 BENCH=nyuv2-small
 DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-6} RUNS=${RUNS:-runs} TRIAL=${TRIAL:-16} HELD_OUT=${HELD_OUT:-95} PRECISION=${PRECISION:---tf32} MORE=${MORE:-}
 SPEED=${SPEED:-results/speed} GPU=${GPU:-h200}
@@ -19,7 +20,7 @@ ONCE=nash-mtl,mgda,cagrad,uw,stl
 # A command of moonopt in the background, with a share of the JOBS: so many cells of all.
 beside() {
     room_for "$JOBS"
-    python -m moonopt "${@:3}" --device "$DEVICE" $PRECISION --jobs "$(share_of "$1" "$2")" $MORE &
+    start python -m moonopt "${@:3}" --device "$DEVICE" $PRECISION --jobs "$(share_of "$1" "$2")" $MORE
 }
 compare() { beside "$1" 19 compare $BENCH --out "$RUNS" "${@:2}"; }
 tune() {
@@ -46,17 +47,16 @@ speed) # with the GPU to itself
 tune) # three trials for every method, long enough to tell rates apart
     tune 3 --methods $MUON --grid optimizer.lr=3e-3,1e-2,3e-2 --grid optimizer.vector_lr=2e-3 --file "$RUNS/tuned-muon.json"
     tune 7 --methods $ONCE,$TWICE --grid optimizer.lr=1e-4,3e-4,1e-3 --file "$RUNS/tuned-adam.json"
-    finish_tidy
     ;;
 main) # the last is MOON with log-losses and a beta without unit, at MOON's rates
     compare 7 --methods $ONCE --seeds 1 --tuned "$RUNS/tuned-adam.json"
     compare 6 --methods $MUON --seeds 2 --tuned "$RUNS/tuned-muon.json"
     compare 4 --methods $TWICE --seeds 2 --tuned "$RUNS/tuned-adam.json"
     compare 2 --methods moon --seeds 2 --tuned "$RUNS/tuned-muon.json" --set optimizer.beta=auto --set optimizer.loss=log
-    finish_tidy
     ;;
 *)
     echo "There is no stage $1." >&2
     exit 2
     ;;
 esac
+finish

@@ -7,8 +7,10 @@
 # scaled to the epochs. Messages are kept in float16, products are in TensorFloat-32; ENGINE is how task gradients are made, by default
 # stored:batched, in one backward pass.
 # METHODS=moon,ls restricts tune, budget and protocol; in it moon-log-auto is MOON with loss=log and beta=auto. SEEDS=1 or 0,2 are
-# other seeds than the first three, in protocol than the first. MORE has settings, as for a rehearsal with made-up molecules:
-# MORE="--set data.valid_molecules=50 --set data.test_molecules=50 --set train.epochs=2".
+# other seeds than the first three, in protocol than the first. MORE has settings, as for a rehearsal with made-up molecules, whose
+# runs, rates and times must not come between the real ones:
+#   moonopt data make qm9 --out made; export MOONOPT_DATA=made RUNS=rehearsal SPEED=rehearsal DEVICE=cpu
+#   export MORE="--set data.valid_molecules=50 --set data.test_molecules=50 --set train.epochs=2"
 # What is done in RUNS is skipped, and what is half trained goes on: run it again. After a SIGTERM, as of `timeout 500 studies/qm9.sh
 # budget`, it ends as soon as all runs have written their checkpoints.
 set -u
@@ -25,12 +27,13 @@ if [[ ! ${SEEDS:-1} =~ ^([1-9][0-9]*|([0-9]+,)+[0-9]*)$ ]]; then
     exit 2
 fi
 end_with_checkpoints
+trap tidy EXIT
 
 # A command of moonopt with so many cells, beside others of its kind.
 beside() {
     local lanes=$(( JOBS > $1 ? JOBS / $1 : 1 )) few=$(( JOBS < $1 ? JOBS : $1 ))
     room_for "$lanes"
-    python -m moonopt "${@:2}" --set model.half_messages=true --device "$DEVICE" --tf32 --jobs "$few" $MORE &
+    start python -m moonopt "${@:2}" --set model.half_messages=true --device "$DEVICE" --tf32 --jobs "$few" $MORE
 }
 tune() { beside 3 tune qm9 --out "$RUNS/tune" --seeds 10, "$@"; }
 compare() { beside "$(count "$1")" compare qm9 --out "$RUNS" --seeds "$@"; }
@@ -63,10 +66,7 @@ tuned() { # the benchmark's own rate where there is no file, and none of ls
 }
 
 case ${1:?speed, tune, budget, beta or protocol} in
-speed)
-    measure qm9 molecules
-    exit
-    ;;
+speed) measure qm9 molecules ;;
 tune)
     for name in $(names "$TUNE"); do
         tune $(short "$EPOCHS") $(method "$name") $(grid "$name") --file "$RUNS/tuned-$name.json"
@@ -91,4 +91,4 @@ protocol)
     exit 2
     ;;
 esac
-finish_tidy
+finish

@@ -265,3 +265,11 @@ def test_on_a_gpu_it_is_what_it_is_on_a_cpu():
     with multiplying(tf32=False):
         found = outputs_and_gradients(network(half_messages=True).cuda(), moved(molecules(), "cuda"))
     assert farthest(found, expected) < TEN_BITS
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NEEDS_GPU)])
+def test_what_is_not_a_number_in_the_edge_network_shows(device):
+    model = network(half_messages=True).to(device)
+    with torch.no_grad():
+        next(model.conv.nn.parameters())[0] = torch.nan
+    assert all(each.isnan().any() for each in model(moved(molecules(), device)).values())

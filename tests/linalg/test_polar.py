@@ -194,6 +194,11 @@ def test_what_is_counted_is_what_computed(schedule, steps, monkeypatch):
     assert bool(made) == (steps == 5 and schedule != "none")
 
 
+def test_an_unknown_schedule_is_named_with_all_that_are_known():
+    with pytest.raises(ValueError, match=r"svd, eigh, .*polar_express"):
+        polar_each([gaussian(3, 4)], schedule="bogus")
+
+
 # Scale
 
 

@@ -17,15 +17,27 @@ def bash(words, **variables):
 @pytest.mark.parametrize(
     ("commands", "status"),
     [
-        ("true & true &", 0),
-        ("false & true &", 1),
-        ("true & sleep 0.2 && false &", 1),
-        ("false & room_for 1; true & room_for 1; true &", 1),
+        ("start true; start true;", 0),
+        ("start false; start true;", 1),
+        ("start true; start sleep 0.1; start false;", 1),
+        ("start false; room_for 1; start true; room_for 1; start true;", 1),
+        ("for each in true false true true; do room_for 2; start $each; done;", 1),
         ("", 0),
     ],
 )
 def test_a_script_ends_with_a_failure_if_a_command_has_failed(commands, status):
-    assert bash(["-c", f"set -mu; . studies/common.sh; {commands} finish"]).returncode == status
+    for _ in range(10):
+        assert bash(["-c", f"set -mu; . studies/common.sh; {commands} finish"]).returncode == status
+
+
+def test_checkpoints_of_finished_cells_go_also_when_a_script_is_ended(tmp_path):
+    cell = tmp_path / "qm9" / "moon" / "seed0"
+    cell.mkdir(parents=True)
+    for name in ("result.json", "checkpoint.pt"):
+        (cell / name).touch()
+    lines = "set -u; RUNS=$1; . studies/common.sh; end_with_checkpoints; trap tidy EXIT; start sleep 20; kill -TERM $$; finish"
+    assert bash(["-c", lines, "bash", str(tmp_path)]).returncode == 143
+    assert [path.name for path in cell.iterdir()] == ["result.json"]
 
 
 @pytest.fixture
@@ -43,11 +55,19 @@ def test_the_study_of_qm9_tells_that_nothing_was_trained(stage, broken, tmp_path
     assert bash(["studies/qm9.sh", stage], PATH=broken, RUNS=str(tmp_path / "runs")).returncode == 1
 
 
+@pytest.mark.parametrize("script", ["multimnist", "faces"])
+def test_other_studies_tell_it_too(script, broken, tmp_path):
+    stages = {"multimnist": ("tune", "exact", "efficiency"), "faces": ("make", "speed", "tune")}[script]
+    folders = {"RUNS": str(tmp_path / "runs"), "SPEED": str(tmp_path / "speed"), "MOONOPT_DATA": str(tmp_path)}
+    for stage in stages:
+        assert bash([f"studies/{script}.sh", stage], PATH=broken, **folders).returncode == 1
+
+
 def test_a_measurement_that_fails_leaves_the_file_of_an_earlier_one(broken, tmp_path):
     file = tmp_path / "qm9-h200.json"
     file.write_text("{}")
     done = bash(["studies/qm9.sh", "speed"], PATH=broken, SPEED=str(tmp_path), AGAIN="1")
-    assert done.returncode != 0
+    assert done.returncode == 1
     assert file.read_text() == "{}"
 
 

@@ -79,7 +79,7 @@ def test_activation_checkpointing_works(delta):
 
 def test_what_several_losses_share_is_one_matrix_with_the_same_products_and_sums(two_heads, batch, monkeypatch):
     monkeypatch.setattr("moonopt.tasks.at_once.SHORT", 4)
-    monkeypatch.setattr("moonopt.tasks.at_once.CHUNK", 36)
+    monkeypatch.setattr("moonopt.tasks.at_once.TOGETHER", 36)
     model, (x, y) = two_heads(tasks=3, dtype=torch.float64), batch(tasks=3, dtype=torch.float64)
     rows, joint = gradients_at_once(model.losses(x, y), list(model.parameters()))
     places = [next(number for number, each in enumerate(model.parameters()) if each is p) for p in joint.parameters]

@@ -35,7 +35,6 @@ class FAMO(Balancer):
     capturable: bool = True
     evaluates_again: ClassVar[bool] = True
     takes_logarithms: ClassVar[bool] = True
-    _lowest: Tensor | None = None
 
     def __init__(
         self,
@@ -47,6 +46,7 @@ class FAMO(Balancer):
     ) -> None:
         super().__init__(tasks)
         self.lr, self.gamma, self.max_norm = lr, gamma, max_norm
+        self._bounds: dict[tuple[torch.device, torch.dtype], Tensor] = {}
         self.lowest = [float(lowest)] * len(self.tasks) if isinstance(lowest, int | float) else [float(b) for b in lowest]
         if len(self.lowest) != len(self.tasks):
             raise ValueError(f"lowest must have one number per task: found {len(self.lowest)} for {len(self.tasks)} tasks.")
@@ -79,7 +79,7 @@ class FAMO(Balancer):
     def _above_lowest(self, losses: Tensor, present: Sequence[bool]) -> Tensor:
         if not any(self.lowest):
             return losses + EPS
-        known = self._lowest  # from the steps before a capture, which cannot fetch it
-        if known is None or (known.device, known.dtype) != (losses.device, losses.dtype):
-            known = self._lowest = losses.new_tensor(self.lowest)
-        return losses - pick(known, present) + EPS
+        kind = losses.device, losses.dtype
+        if kind not in self._bounds:  # from the steps before a capture, which cannot fetch them
+            self._bounds[kind] = losses.new_tensor(self.lowest)
+        return losses - pick(self._bounds[kind], present) + EPS

@@ -102,7 +102,7 @@ class MultiMNIST(TwoDigits):
     def make(self, folder: Path, count: int | None = None, seed: int = 0) -> None:
         place = folder / mnist.FOLDER
         if place.is_dir() and any(place.iterdir()):
-            raise UserError(f"{place} has files already: made-up digits need a folder of their own, so choose another --data.")
+            raise UserError(f"{place} has files already: made-up digits need a folder of their own, so choose another --out.")
         place.mkdir(parents=True, exist_ok=True)
         generator = torch.Generator().manual_seed(seed)
         counts = MADE_UP if count is None else (count, max(1, count // TEST_SHARE))

@@ -252,7 +252,7 @@ def tune(
     print_trials(out, tuned, find(benchmark).headline_metric())
     path = file or next(iter(comparison.cells)).folder(out_folder).parents[1] / "tuned.json"
     write_json(path, tuned | {"command": repeating(sys.argv[1:])})
-    for command in _uses(benchmark, tuned["chosen"], path, layers):
+    for command in _uses(benchmark, tuned["chosen"], path, layers, machine):
         out.print(f"\nUse it with: {command}", soft_wrap=True, highlight=False, markup=False)
     _exit_if_failed(comparison, out_folder)
 
@@ -341,11 +341,13 @@ def _run_one(cell: Cell, root: Path, data_folder: Path, **how: Any) -> None:
     out.print(f"{'Was done already' if done else 'Result'}: {folder / 'result.json'}", soft_wrap=True, highlight=False)
 
 
-def _uses(benchmark: str, chosen: Mapping[str, Mapping[str, Any]], tuned: Path, layers: Sequence[Layer]) -> list[str]:
+def _uses(
+    benchmark: str, chosen: Mapping[str, Mapping[str, Any]], tuned: Path, layers: Sequence[Layer], machine: Machine
+) -> list[str]:
     """The command that compares methods as they were tuned; several where one was tuned in what is set for another."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for method, values in chosen.items():
-        alike.setdefault(tuple(_words_beside(values, layers)), []).append(method)
+        alike.setdefault((*_words_beside(values, layers), *machine.words), []).append(method)
     return [
         shlex.join(["moonopt", "compare", benchmark, "--methods", ",".join(methods), "--tuned", str(tuned), *words])
         for words, methods in alike.items()

@@ -92,6 +92,7 @@ def polar_each(
     >>> [factor.shape for factor in polar_each([torch.ones(2, 3), torch.ones(3, 2)])]
     [torch.Size([2, 3]), torch.Size([3, 2])]
     """
+    check_schedule(schedule, steps)
     alike: dict[tuple[int, int, torch.dtype, torch.device], list[int]] = {}
     for index, matrix in enumerate(matrices):
         if matrix.ndim != 2:
@@ -105,12 +106,13 @@ def polar_each(
         _check_matrix(matrices[everyone[0]])
         everyone.sort(key=lambda index: matrices[index].shape[0] != rows)
         computed_in = polar_dtype(matrices[everyone[0]], dtype, schedule)
-        products = _products(min(rows, columns), max(rows, columns), computed_in, device, schedule, steps)
+        products = _computed_by(min(rows, columns), max(rows, columns), computed_in, device, schedule, steps)
         for indices in _portions(everyone, rows * columns * computed_in.itemsize, device):
             together = [matrices[i] for i in indices]
             if ran is not None:
                 ran[f"{schedule}/{products.name}-{device.type}/{str(computed_in).removeprefix('torch.')}"] += len(indices)
-            x = _stacked(together, rows, computed_in, largest or {}, products.in_one_launch)
+            any_scale = products.in_one_launch and original != torch.float64  # whose range is wider
+            x = _stacked(together, rows, computed_in, largest or {}, any_scale)
             results = _polar_stack(_wide(x), schedule, steps, original)
             results = results.to(original) if cast else results
             for i, factor in zip(indices, _unstacked(results, together), strict=True):
@@ -200,7 +202,7 @@ def _polar_stack(x: Tensor, schedule: str, steps: int, original: torch.dtype) ->
         if schedule in EXACT:
             resolution = max(torch.finfo(each).eps for each in (x.dtype, torch.promote_types(original, torch.float32)))
             return (_by_svd if schedule == "svd" else _by_eigh)(x, resolution)
-        products = _products(x.shape[1], x.shape[2], x.dtype, x.device, schedule, steps)
+        products = _computed_by(x.shape[1], x.shape[2], x.dtype, x.device, schedule, steps)
         if products.in_one_launch:
             return products.whole_iteration(x, named_schedule(schedule, steps))
         return _by_newton_schulz(x, named_schedule(schedule, steps), products)
@@ -257,7 +259,7 @@ def _by_newton_schulz(x: Tensor, schedule: Schedule, products: Products) -> Tens
     return (_iterate_on_gram if on_gram else _iterate)(x, gram, coefficients, products)
 
 
-def _products(p: int, q: int, dtype: torch.dtype, device: torch.device, schedule: str, steps: int) -> Products:
+def _computed_by(p: int, q: int, dtype: torch.dtype, device: torch.device, schedule: str, steps: int) -> Products:
     """Who computes a stack (n, p, q) with p <= q, or the first steps on it."""
     if schedule in EXACT or not (known := named_schedule(schedule, steps)).coefficients:
         return Products()

@@ -86,7 +86,7 @@ def _what_fails(error: Exception) -> str:
     """What a benchmark cannot do: what the system refuses has nothing to do with its settings, nor with a line of code."""
     if not isinstance(error, OSError) or error.strerror is None:
         return f"be made with these settings: {one_sentence(error)}"
-    what = "be made" if error.filename is None else f"read or write {error.filename}"
+    what = f"read or write {error.filename}" if isinstance(error.filename, str) else "be made"
     return f"{what}: {error.strerror}."
 
 

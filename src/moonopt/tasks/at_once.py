@@ -16,7 +16,7 @@ NOT_BATCHED = (
     'engine="stored" takes one after the other.'
 )
 #: How many numbers of two rows are multiplied by one part of a GPU, and how many numbers of all are in float64 at a time.
-SHORT, CHUNK = 2**10, 2**23
+SHORT, TOGETHER = 2**10, 2**23
 #: Gradients begin at multiples of so many numbers, where kernels read 16 bytes at a time.
 ALIGNED = 4
 
@@ -29,8 +29,8 @@ class Joint(NamedTuple):
 
     def gram(self) -> Tensor:
         """The inner products of the rows, accumulated in float64."""
-        together = max(1, CHUNK // len(self.matrix) // SHORT) * SHORT
-        return torch.stack([_products(part) for part in torch.split(self.matrix, together, 1)]).sum(0)
+        width = max(1, TOGETHER // len(self.matrix) // SHORT) * SHORT
+        return torch.stack([_gram_in_pieces(part) for part in torch.split(self.matrix, width, 1)]).sum(0)
 
     def weighted_sum(self, weights: Tensor) -> dict[Tensor, Tensor]:
         """The sum of the rows, each times its weight, by parameter."""
@@ -41,7 +41,8 @@ class Joint(NamedTuple):
 def gradients_at_once(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[Rows, Joint | None]:
     """As ``task_gradients``, and those in the parameters of several losses as a matrix, where they are alike enough.
 
-    A gradient that is not finite makes those of the other losses ill, too, as zero times infinity.
+    A gradient that is undefined, though the graph reaches its parameter, is zero. One that is not finite makes those of the
+    other losses ill, too, as zero times infinity.
     """
     reached = depends_on(losses, parameters)
     users = [sum(column) for column in zip(*reached, strict=True)]
@@ -66,8 +67,8 @@ def gradients_at_once(losses: Sequence[Tensor], parameters: Sequence[Tensor]) ->
     return rows, joint
 
 
-def _products(matrix: Tensor) -> Tensor:
-    """Those of many short pieces of the rows at once: a product of few rows that are long keeps a part of a GPU busy."""
+def _gram_in_pieces(matrix: Tensor) -> Tensor:
+    """Of many short pieces of the rows at once: a product of few rows that are long keeps a part of a GPU busy."""
     count, length = matrix.shape
     rest = matrix[:, length - length % SHORT :].double()
     pieces = matrix[:, : length - length % SHORT].view(count, -1, SHORT).transpose(0, 1).double()
@@ -105,9 +106,12 @@ def _are_alike(tensors: Sequence[Tensor]) -> bool:
 
 def _side_by_side(stacks: Sequence[Tensor]) -> Tensor:
     """A row for each place in the stacks, with zeros up to where the next gradient begins."""
-    zero = stacks[0].new_zeros(())
-    parts = ((stack.reshape(len(stack), -1), zero.expand(len(stack), -stack[0].numel() % ALIGNED)) for stack in stacks)
-    return torch.cat([part for pair in parts for part in pair], 1)
+    zero, parts = stacks[0].new_zeros(()), []
+    for stack in stacks:
+        parts.append(stack.reshape(len(stack), -1))
+        if padding := -stack[0].numel() % ALIGNED:
+            parts.append(zero.expand(len(stack), padding))
+    return torch.cat(parts, 1)
 
 
 def _pieces(row: Tensor, like: Sequence[Tensor]) -> Iterator[Tensor]:

@@ -122,6 +122,20 @@ def test_a_seed_that_is_given_again_is_replaced_and_that_is_told(make_run, toy_m
     assert run.result["metrics"]["first"] == 0.25
 
 
+def test_runs_on_made_up_data_are_told_and_do_not_mix(make_run, toy_metrics, tmp_path):
+    folders = [make_run("moon", seed, toy_metrics("moon", seed)) for seed in range(2)]
+    export(read_runs(folders[:1]), tmp_path / "out")
+    result = json.loads((folders[1] / "result.json").read_text()) | {"made_up_data": True}
+    (folders[1] / "result.json").write_text(json.dumps(result))
+    with pytest.warns(UserWarning, match="On made-up data, and not to be kept beside others: moon"):
+        export(read_runs(folders[1:]), tmp_path / "rehearsal")
+    with (
+        pytest.warns(UserWarning, match="made-up"),
+        pytest.raises(UserError, match="not both of real data, nor both of made-up ones"),
+    ):
+        export(read_runs(folders[1:]), tmp_path / "out")
+
+
 def test_seeds_of_another_kind_of_machine_are_told(make_run, toy_metrics, tmp_path):
     folders = [make_run("moon", seed, toy_metrics("moon", seed)) for seed in range(2)]
     config = json.loads((folders[1] / "config.json").read_text()) | {"device": "cuda"}

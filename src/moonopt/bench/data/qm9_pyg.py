@@ -46,10 +46,10 @@ def from_pyg(root: Path) -> Molecules:
     molecules = Molecules(
         index=data["idx"] + 1,
         atoms=slices["z"].diff(),
-        numbers=data["z"].to(torch.uint8),
+        numbers=data["z"].clamp(0, 255).to(torch.uint8),
         positions=data["pos"],
         bond_counts=ends.diff(),
-        bonds=edges[once].to(torch.uint8),
+        bonds=edges[once].clamp(0, 255).to(torch.uint8),
         targets=y[:, COLUMNS] * torch.tensor([1000.0 if unit == "meV" else 1.0 for unit in TARGETS.values()]),
     )
     check(molecules, str(path), AGAIN)

@@ -59,7 +59,7 @@ class _Rounds(torch.autograd.Function):
         edges, weights, matrices, bias, weight_ih, weight_hh, bias_ih, bias_hh, rounds, kept, learning = given
         (batch, atoms, width), channels = x.shape, len(weights)
         edges, matrices = edges.to(kept), matrices.to(kept)
-        hidden = _positive_products(edges.flatten(0, 2), weights.to(kept)).view(batch, atoms, -1)
+        hidden = _positive_products(edges.flatten(0, 2), weights.to(kept)).view(batch, atoms, atoms * channels)
         several = matrices.view(width, channels, width).transpose(0, 1)
         # All rounds side by side, so that the backward pass multiplies them at once; without one the next takes the place.
         sent = matrices.new_empty(batch * atoms, channels, rounds if learning else 1, width)
