@@ -32,6 +32,10 @@ class Joint(NamedTuple):
         width = max(1, TOGETHER // len(self.matrix) // SHORT) * SHORT
         return torch.stack([_gram_in_pieces(part) for part in torch.split(self.matrix, width, 1)]).sum(0)
 
+    def rows(self) -> Iterator[Iterator[Tensor]]:
+        """For each loss its gradients."""
+        return (_pieces(row, self.parameters) for row in self.matrix)
+
     def weighted_sum(self, weights: Tensor) -> dict[Tensor, Tensor]:
         """The sum of the rows, each times its weight, by parameter."""
         total = torch.mv(self.matrix.T, weights.to(self.matrix))  # as a product of matrices it might be in TensorFloat-32
@@ -45,25 +49,28 @@ def gradients_at_once(losses: Sequence[Tensor], parameters: Sequence[Tensor]) ->
     other losses ill, too, as zero times infinity.
     """
     reached = depends_on(losses, parameters)
-    users = [sum(column) for column in zip(*reached, strict=True)]
-    shared = [place for place, count in enumerate(users) if count > 1]
-    own = [place for place, count in enumerate(users) if count == 1]
+    users = [[number for number, row in enumerate(reached) if row[place]] for place in range(len(parameters))]
+    used = [place for place, who in enumerate(users) if who]
     rows: Rows = [[None] * len(parameters) for _ in losses]
-    if not shared and not own:
+    if not used:
         return rows, None
     numbers = [number for number, loss in enumerate(losses) if loss.requires_grad]
-    stacks = _stacks([losses[number] for number in numbers], [parameters[place] for place in [*shared, *own]])
-    joint = _joined([parameters[place] for place in shared], stacks[: len(shared)]) if len(numbers) == len(losses) else None
-    found = [stack.unbind() for stack in stacks[: len(shared)]]
-    if joint is not None:
-        found = list(zip(*(_pieces(row, joint.parameters) for row in joint.matrix), strict=True))
-    for place, column in zip(shared, found, strict=True):
+    found = _stacks([losses[number] for number in numbers], [parameters[place] for place in used])
+    stacks = dict(zip(used, found, strict=True))
+
+    shared = [place for place in used if len(users[place]) > 1]
+    of_shared, joint = [stacks[place] for place in shared], None
+    if len(numbers) == len(losses) and _are_alike(of_shared):
+        joint = Joint([parameters[place] for place in shared], _side_by_side(of_shared))
+    columns = zip(*joint.rows(), strict=True) if joint else of_shared
+    for place, column in zip(shared, columns, strict=True):
         for number, gradient in zip(numbers, column, strict=True):
-            rows[number][place] = gradient if reached[number][place] else None
-    user = {place: next(number for number in numbers if reached[number][place]) for place in own}
-    alone = [stack[numbers.index(user[place])] for place, stack in zip(own, stacks[len(shared) :], strict=True)]
-    for place, gradient in zip(own, _copies(alone), strict=True):
-        rows[user[place]][place] = gradient
+            rows[number][place] = gradient if number in users[place] else None
+
+    own = [(place, who[0]) for place, who in enumerate(users) if len(who) == 1]
+    alone = [stacks[place][numbers.index(number)] for place, number in own]
+    for (place, number), gradient in zip(own, _copies(alone), strict=True):
+        rows[number][place] = gradient
     return rows, joint
 
 
@@ -86,10 +93,6 @@ def _stacks(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tens
     with torch.enable_grad(), without_autocast(losses[0].device.type), without_hooks(parameters), noted(NOT_BATCHED):
         found = torch.vmap(gradients, randomness="same")(*along)
     return [stack for stack in unscaled(found) if stack is not None]
-
-
-def _joined(parameters: list[Tensor], stacks: Sequence[Tensor]) -> Joint | None:
-    return Joint(parameters, _side_by_side(stacks)) if _are_alike(stacks) else None
 
 
 def _copies(gradients: Sequence[Tensor]) -> Iterator[Tensor]:
