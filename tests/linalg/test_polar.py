@@ -180,7 +180,6 @@ def test_what_is_counted_is_what_computed(schedule, steps, monkeypatch):
 
     class Small(Products):
         name = "small"
-        in_one_launch = True
 
         def whole_iteration(self, x, schedule):
             made.append(len(x))

@@ -63,10 +63,12 @@ def polar(matrix: Tensor, schedule: str = "polar_express", steps: int = 5, dtype
 
     """
     _check_matrix(matrix)
+    check_schedule(schedule, steps)
     wide = _wide(matrix)
     stack = (wide.flatten(0, -3) if wide.ndim > 2 else wide.unsqueeze(0)).clone(memory_format=torch.contiguous_format)
     x = without_scale(stack, polar_dtype(matrix, dtype, schedule))
-    factor = _polar_stack(x, schedule, steps, matrix.dtype).reshape(wide.shape)
+    products = _computed_by(x.shape[1], x.shape[2], x.dtype, x.device, schedule, steps)
+    factor = _polar_stack(x, schedule, steps, matrix.dtype, products).reshape(wide.shape)
     return (factor if wide is matrix else factor.mT).to(matrix.dtype)
 
 
@@ -111,9 +113,9 @@ def polar_each(
             together = [matrices[i] for i in indices]
             if ran is not None:
                 ran[f"{schedule}/{products.name}-{device.type}/{str(computed_in).removeprefix('torch.')}"] += len(indices)
-            any_scale = products.in_one_launch and original != torch.float64  # whose range is wider
+            any_scale = products.whole_iteration is not None and original != torch.float64  # whose range is wider
             x = _stacked(together, rows, computed_in, largest or {}, any_scale)
-            results = _polar_stack(_wide(x), schedule, steps, original)
+            results = _polar_stack(_wide(x), schedule, steps, original, products)
             results = results.to(original) if cast else results
             for i, factor in zip(indices, _unstacked(results, together), strict=True):
                 factors[i] = factor
@@ -190,20 +192,18 @@ def _wide(matrix: Tensor) -> Tensor:
     return matrix if matrix.shape[-2] <= matrix.shape[-1] else matrix.mT
 
 
-def _polar_stack(x: Tensor, schedule: str, steps: int, original: torch.dtype) -> Tensor:
-    """The polar factors of a stack (n, p, q) with p <= q, which is overwritten; its scale is gone already.
+def _polar_stack(x: Tensor, schedule: str, steps: int, original: torch.dtype, products: Products) -> Tensor:
+    """The polar factors of a stack (n, p, q) with p <= q, which is overwritten; its scale is gone, unless any will do.
 
     On a CPU, fresh memory for a large stack can take longer than a product: everything here works in place where it can.
     """
-    check_schedule(schedule, steps)
     if x.numel() == 0:
         return torch.zeros_like(x)
     with without_autocast(x.device.type):
         if schedule in EXACT:
             resolution = max(torch.finfo(each).eps for each in (x.dtype, torch.promote_types(original, torch.float32)))
             return (_by_svd if schedule == "svd" else _by_eigh)(x, resolution)
-        products = _computed_by(x.shape[1], x.shape[2], x.dtype, x.device, schedule, steps)
-        if products.in_one_launch:
+        if products.whole_iteration is not None:
             return products.whole_iteration(x, named_schedule(schedule, steps))
         return _by_newton_schulz(x, named_schedule(schedule, steps), products)
 

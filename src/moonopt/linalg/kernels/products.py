@@ -28,11 +28,8 @@ class Products:
     """By torch: any device, dtype and size."""
 
     name = "torch"
-    in_one_launch = False
-
-    def whole_iteration(self, x: Tensor, schedule: Schedule) -> Tensor:
-        """All steps at once over a stack (n, p, q) of any scale, where that is done ``in_one_launch``."""
-        raise NotImplementedError
+    #: All steps at once over a stack (n, p, q) of any scale, where there is a way to.
+    whole_iteration: Callable[[Tensor, Schedule], Tensor] | None = None
 
     def gram(self, x: Tensor, out: Tensor) -> None:
         """X X'."""
@@ -100,12 +97,9 @@ class SmallProducts(Products):
     """All steps in one launch."""
 
     name = "small"
-    in_one_launch = True
 
-    def whole_iteration(self, x: Tensor, schedule: Schedule) -> Tensor:
-        from moonopt.linalg.kernels.small import iterate  # needs triton
-
-        return iterate(x, schedule)
+    def __init__(self) -> None:
+        self.whole_iteration = _in_one_launch
 
 
 def products_for(p: int, q: int, dtype: torch.dtype, device: torch.device) -> Products:
@@ -121,6 +115,12 @@ def products_for(p: int, q: int, dtype: torch.dtype, device: torch.device) -> Pr
 def _add_to_diagonal(stack: Tensor, constant: float) -> None:
     if constant:
         stack.diagonal(dim1=-2, dim2=-1).add_(constant)
+
+
+def _in_one_launch(x: Tensor, schedule: Schedule) -> Tensor:
+    from moonopt.linalg.kernels.small import iterate  # needs triton
+
+    return iterate(x, schedule)
 
 
 def _triton_product(*arguments: Tensor, **options: float | Tensor) -> None:
