@@ -131,7 +131,7 @@ def test_fast_paths_are_no_less_accurate_than_the_standard_iteration(kind, shape
 @pytest.mark.parametrize("shape", [(64, 64), (64, 128), (128, 64), (5, 128), (33, 70), (1, 1), (1, 128)], ids=str)
 @pytest.mark.parametrize("kind", ["ill-conditioned", "rank 1", "flat", "zero"])
 @pytest.mark.parametrize("schedule", ["polar_express", "muon"])
-def test_small_matrices_in_one_launch_are_about_as_accurate_as_by_products(schedule, kind, shape, monkeypatch):
+def test_small_matrices_in_one_launch_are_no_less_accurate_than_by_products(schedule, kind, shape, monkeypatch):
     torch.manual_seed(0)
     p = min(shape)
     values = torch.ones(p, device="cuda", dtype=torch.float64)
@@ -139,19 +139,24 @@ def test_small_matrices_in_one_launch_are_about_as_accurate_as_by_products(sched
         values = torch.logspace(0, -3, p, device="cuda", dtype=torch.float64)
     elif kind != "flat":
         values[int(kind == "rank 1") :] = 0
-    matrix, _ = spectrum(p, max(shape), values)
-    matrix = (matrix.mT.contiguous() if shape[0] > shape[1] else matrix).float()
+    matrix, exact = spectrum(p, max(shape), values)
+    if shape[0] > shape[1]:
+        matrix, exact = matrix.mT.contiguous(), exact.mT
+    matrix = matrix.float()
     iterated = polar(matrix.double(), schedule)  # the same steps in float64
 
-    def error():
-        return (polar(matrix, schedule).double() - iterated).norm().item()
+    def errors():
+        factor = polar(matrix, schedule).double()
+        return (factor - exact).norm().item(), (factor - iterated).norm().item()
 
     with multiplying(tf32=True):
         assert products_for(p, max(shape), torch.float32, matrix.device).name == "small"
-        found, together = error(), polar_each([matrix, torch.full_like(matrix, torch.nan), matrix * 2.0**40])
+        found, together = errors(), polar_each([matrix, torch.full_like(matrix, torch.nan), matrix * 2.0**40])
         monkeypatch.setattr(module, "products_for", lambda *args: Products())
-        by_products = error()
-    assert found <= 3 * by_products + 8 * torch.finfo(torch.float16).eps  # TensorFloat-32 has as many bits
+        by_products = errors()
+    rounding = 8 * torch.finfo(torch.float16).eps  # TensorFloat-32 has as many bits
+    assert found[0] <= 1.1 * by_products[0] + rounding
+    assert found[1] <= 3 * by_products[1] + rounding  # two ways to round, where the error of five steps hides neither
     assert torch.equal(together[0], together[2])
     assert together[1].isnan().all()
 
