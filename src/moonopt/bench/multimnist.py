@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from moonopt.bench.base import Splits, Tensors
 from moonopt.bench.data import idx, mnist, segments
-from moonopt.bench.data.made_up import is_marked, mark
+from moonopt.bench.data.made_up import check_empty, is_marked, mark
 from moonopt.bench.paper import MULTIMNIST
 from moonopt.bench.two_digits import CLASSES, TwoDigits, overlaid
 from moonopt.errors import UserError
@@ -101,8 +101,7 @@ class MultiMNIST(TwoDigits):
 
     def make(self, folder: Path, count: int | None = None, seed: int = 0) -> None:
         place = folder / mnist.FOLDER
-        if place.is_dir() and any(place.iterdir()):
-            raise UserError(f"{place} has files already: made-up digits need a folder of their own, so choose another --out.")
+        check_empty(place, "digits")
         place.mkdir(parents=True, exist_ok=True)
         generator = torch.Generator().manual_seed(seed)
         counts = MADE_UP if count is None else (count, max(1, count // TEST_SHARE))

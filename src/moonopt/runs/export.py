@@ -44,7 +44,7 @@ def export(runs: Sequence[Run], out: Path) -> list[Path]:
         raise UserError(f"No run of {names[0]} is finished: there is nothing to export. Found {'; '.join(left_out)}.")
     if left_out:
         warnings.warn(f"Not exported: {'; '.join(left_out)}.", stacklevel=2)
-    if made_up := [label for label, found in by_label.items() if any(map(_is_made_up, found))]:
+    if made_up := [label for label, found in by_label.items() if any(run.on_made_up_data for run in found)]:
         warnings.warn(f"On made-up data, and not to be kept beside others: {'; '.join(made_up)}.", stacklevel=2)
     files: dict[Path, str] = {}
     for label, found in by_label.items():
@@ -74,7 +74,7 @@ def _with_other_seeds(path: Path, runs: Sequence[Run]) -> list[Run]:
     before = read_runs([path]) if path.exists() else []
     replaced = [run.seed for run in before if run.seed in by_seed and run.result != by_seed[run.seed].result]
     kept = [run for run in before if run.seed not in by_seed]
-    if len({_is_made_up(run) for run in [*runs, *before]}) > 1:
+    if len({run.on_made_up_data for run in [*runs, *before]}) > 1:
         raise UserError(f"{path} and these runs are not both of real data, nor both of made-up ones: export to another folder.")
     for run in kept:
         earlier = _what_is_run(run)
@@ -111,10 +111,6 @@ def _content(label: str, runs: Sequence[Run]) -> dict[str, Any]:
         "config": config,
         "seeds": seeds,
     }
-
-
-def _is_made_up(run: Run) -> bool:
-    return bool((run.result or {}).get("made_up_data"))
 
 
 def _what_is_run(run: Run) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from moonopt.bench.data import celeba
 from moonopt.bench.data.celeba_images import in_threads, require_pillow
 from moonopt.bench.data.faces_attributes import person
+from moonopt.bench.data.made_up import check_empty
 from moonopt.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,8 +25,7 @@ def make_faces(place: Path, count: int = COUNT, seed: int = 0) -> None:
     held_out = max(1, round(HELD_OUT * count))
     if count < 2 * held_out + 1:
         raise UserError(f"At least 3 faces make a split to train on, one to validate on and one to test on; found {count}.")
-    if place.is_dir() and any(place.iterdir()):
-        raise UserError(f"{place} has files already: made-up faces need a folder of their own, so choose another --out.")
+    check_empty(place, "faces")
     require_pillow()
     (place / celeba.IMAGES).mkdir(parents=True, exist_ok=True)
     names = [f"{number:06}.jpg" for number in range(1, count + 1)]

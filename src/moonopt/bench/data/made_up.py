@@ -2,7 +2,15 @@
 
 from pathlib import Path
 
+from moonopt.errors import UserError
+
 MARK = "MADE-UP.txt"
+
+
+def check_empty(folder: Path, what: str) -> None:
+    """Raise where a folder has files: nothing is written over, and nothing made up is put beside the real."""
+    if folder.is_dir() and any(folder.iterdir()):
+        raise UserError(f"{folder} has files already: made-up {what} need a folder of their own, so choose another --out.")
 
 
 def mark(folder: Path) -> None:

@@ -6,7 +6,7 @@ It is made once from the wheel of ``qm9pack``. A root of PyTorch Geometric's ``Q
 from pathlib import Path
 
 from moonopt.bench.data import qm9_compact, qm9_wheel
-from moonopt.bench.data.made_up import is_marked, mark, unmark
+from moonopt.bench.data.made_up import check_empty, is_marked, mark, unmark
 from moonopt.bench.data.qm9_made_up import made_up
 from moonopt.bench.data.qm9_molecules import Molecules
 from moonopt.bench.data.qm9_pyg import FILE as PYG_FILE, from_pyg
@@ -71,10 +71,7 @@ def fetch(folder: Path) -> None:
 def make(folder: Path, count: int, seed: int) -> None:
     """Write so many made-up molecules, marked as such, into a folder that has none."""
     compact, *_ = _paths(folder)
-    if compact.parent.is_dir() and any(compact.parent.iterdir()):
-        raise UserError(
-            f"{compact.parent} has files already: made-up molecules need a folder of their own, so choose another --out."
-        )
+    check_empty(compact.parent, "molecules")
     qm9_compact.write(compact, made_up(count, seed), "made up")
     mark(compact.parent)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from moonopt.bench.data.download import write_whole
+from moonopt.bench.data.made_up import check_empty
 from moonopt.bench.data.scenes import IGNORED, SPLITS, Layout
 from moonopt.bench.data.scenes_rays import World, look
 from moonopt.bench.models.segnet import check_size
@@ -81,8 +82,7 @@ def make_scenes(tree: Path, layout: Layout, count: int, seed: int, size: tuple[i
     if count < 1:
         raise UserError(f"The number of made-up scenes must be at least 1, found {count}.")
     check_size(*size)
-    if tree.is_dir() and any(tree.iterdir()):
-        raise UserError(f"{tree} has files already: made-up scenes need a folder of their own, so choose another --out.")
+    check_empty(tree, "scenes")
     for split, many in zip(SPLITS, (count, math.ceil(count / 2)), strict=True):
         folders = layout.folders(tree / split)
         for number in range(many):

@@ -33,6 +33,11 @@ class Run:
     source: Path
 
     @property
+    def on_made_up_data(self) -> bool:
+        """Whether it was, so that its numbers cannot be set beside others."""
+        return bool((self.result or {}).get("made_up_data"))
+
+    @property
     def trouble(self) -> str | None:
         """Why the run gives no numbers, in a few words; None if it is finished."""
         if self.result is not None:

@@ -68,7 +68,7 @@ class Study:
     @property
     def on_made_up_data(self) -> bool:
         """Whether a run was, so that nothing here can be set beside published numbers."""
-        return any((run.result or {}).get("made_up_data") for run in self.runs)
+        return any(run.on_made_up_data for run in self.runs)
 
     @property
     def tasks(self) -> list[str]:
