@@ -1,6 +1,6 @@
 """Task gradients in one backward pass for all tasks, by ``torch.vmap``."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -62,7 +62,7 @@ def gradients_at_once(losses: Sequence[Tensor], parameters: Sequence[Tensor]) ->
     of_shared, joint = [stacks[place] for place in shared], None
     if len(numbers) == len(losses) and _are_alike(of_shared):
         joint = Joint([parameters[place] for place in shared], _side_by_side(of_shared))
-    columns = zip(*joint.rows(), strict=True) if joint else of_shared
+    columns: Iterable[Iterable[Tensor]] = zip(*joint.rows(), strict=True) if joint else of_shared
     for place, column in zip(shared, columns, strict=True):
         for number, gradient in zip(numbers, column, strict=True):
             rows[number][place] = gradient if number in users[place] else None
