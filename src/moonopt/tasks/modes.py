@@ -1,10 +1,13 @@
 """Whether modules train, and how precisely matrices are multiplied."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -23,13 +26,30 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 def multiplying(tf32: bool) -> Iterator[None]:
     """Float32 matrices, and convolutions, in full precision, or in TensorFloat-32 (10 bits instead of 23) where a GPU has it.
 
-    Left alone, torch multiplies matrices in full precision and convolves in TensorFloat-32.
+    Left alone, torch multiplies matrices in full precision and convolves in TensorFloat-32. It has older switches, for all
+    kinds of products, which torch.compile reads, and which cannot be read where a newer one, for one kind, says something else.
+    Both are put back to where they were.
     """
-    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
-    torch.backends.cudnn.allow_tf32 = tf32
+    backends: Any = torch.backends  # torch's type stubs lack much of it
+    older = _said(torch.get_float32_matmul_precision, "highest"), _said(lambda: backends.cudnn.allow_tf32, True)
+    kinds = backends.cuda.matmul, backends.mkldnn.matmul, backends.cudnn.conv, backends.cudnn.rnn
+    newer = [(products, products.fp32_precision) for products in kinds]
+    _multiply("high" if tf32 else "highest", convolve_in_tf32=tf32)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
+        _multiply(*older)
+        for products, precision in newer:
+            products.fp32_precision = precision
+
+
+def _said(switch: Callable[[], T], default: T) -> T:
+    try:
+        return switch()
+    except RuntimeError:  # torch's word for switches that do not agree
+        return default
+
+
+def _multiply(precision: str, convolve_in_tf32: bool) -> None:
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = convolve_in_tf32
