@@ -515,6 +515,37 @@ def test_minimize_leaves_gradients_in_what_others_train(name, two_heads, batch):
     assert torch.equal(*gradients)
 
 
+def own_heads(model, x, y):
+    """The losses, of which each depends on the head of its task alone."""
+    hidden = model.trunk(x)
+    return [(head(hidden)[:, 0] - target).square().mean() for head, target in zip(model.heads, y.mT, strict=True)]
+
+
+@pytest.mark.parametrize("verb", ["minimize", "combine"])
+@pytest.mark.parametrize("trained", ["trunk", "trunk and two heads"])
+@pytest.mark.parametrize("balancer", [PCGrad, CAGrad, GradDrop, FromTorchJD])
+def test_heads_that_others_train_get_the_plain_gradients_of_their_tasks(balancer, trained, verb, two_heads, batch):
+    model, (x, y) = two_heads(3), batch(tasks=3)
+    inside = [*model.trunk.parameters(), *(model.heads[:2].parameters() if trained != "trunk" else ())]
+    more = [pytest.importorskip("torchjd.aggregation").MGDA()] if balancer is FromTorchJD else []
+    optimizer = Balanced(balancer(3, *more), torch.optim.SGD(inside, lr=0.1))
+    expected = torch.autograd.grad(sum(own_heads(model, x, y)), list(model.heads.parameters()))
+    if verb == "minimize":
+        optimizer.minimize(own_heads, model, x, y)
+    else:
+        optimizer.combine(own_heads, model, x, y).backward()
+    torch.testing.assert_close([p.grad for p in model.heads.parameters()], list(expected))
+
+
+def test_what_tasks_share_and_others_train_gets_the_weighted_gradient(two_heads, batch):
+    model, (x, y) = two_heads(3), batch(tasks=3)
+    first, rest = model.trunk[0], [*model.trunk[2].parameters(), *model.heads.parameters()]
+    optimizer = Balanced(CAGrad(3), torch.optim.SGD(rest, lr=0.1))
+    optimizer.combine(own_heads, model, x, y).backward()
+    total = (optimizer.task_weights * torch.stack(own_heads(model, x, y))).sum()
+    torch.testing.assert_close(first.weight.grad, torch.autograd.grad(total, first.weight)[0])
+
+
 def test_the_graph_is_gone_when_minimize_steps(two_heads, batch):
     graphs = weakref.WeakSet()
 

@@ -51,6 +51,47 @@ def test_small_half_precision_gradients_are_not_flushed(batched):
     torch.testing.assert_close(found, torch.full((4, 4), 1e-8), rtol=0.01, atol=0)
 
 
+@pytest.mark.parametrize("batched", [False, True])
+def test_hooks_on_hidden_tensors_see_the_gradients_of_the_losses(batched):
+    p = nn.Parameter(torch.linspace(-1, 1, 8))
+
+    def losses(hook):
+        hidden = p.tanh()
+        hidden.register_hook(hook)
+        return (hidden * torch.linspace(0, 1, 8)).sum(), (hidden - 2).square().sum()
+
+    def clipped(gradient):
+        return gradient.clamp(-0.5, 0.5)
+
+    expected = [torch.autograd.grad(loss, p, retain_graph=True) for loss in losses(clipped)]
+    torch.testing.assert_close(gradients_of(losses(clipped), [p], batched), [list(row) for row in expected])
+
+
+@pytest.mark.parametrize("kind", ["function", "compiled"])
+def test_what_may_hide_float16_is_taken_for_it(kind):
+    p = nn.Parameter(torch.ones(4, 4))
+
+    class InHalf(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.half().float()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient.half().float()
+
+    @torch.compile(backend="aot_eager")
+    def in_half(x):
+        return x.half().float()
+
+    forward = InHalf.apply if kind == "function" else in_half
+    loss = (forward(p) * 1e-8).sum()
+    assert not torch.autograd.grad(loss, p, retain_graph=True)[0].any()
+    with torch._functorch.config.patch(donated_buffer=False):
+        ((found,),) = task_gradients([loss], [p])
+    torch.testing.assert_close(found, torch.full((4, 4), 1e-8), rtol=0.3, atol=0)
+
+
 class Checkpointed(nn.Module):
     def __init__(self, reentrant):
         super().__init__()

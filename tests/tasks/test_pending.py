@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from moonopt import MOON
+from moonopt import MOON, build
 
 
 def _logits_after(model, optimizer, batch, run):
@@ -130,6 +130,94 @@ def test_a_loss_whose_backward_never_ran_has_no_part_in_the_step(two_heads, batc
     plain.minimize(reference.losses, *batch())
     assert torch.equal(optimizer.logits, plain.logits)
     assert optimizer.diagnostics()["losses_without_backward"] == 1
+
+
+#: What rlw and pcgrad draw for a batch that is left out is gone, and gradnorm moves its weights when losses are combined.
+REPEATABLE = ["moon", "muon", "ls", "si", "uw", "dwa", "mgda", "cagrad", "imtl-g", "nash-mtl", "famo"]
+
+
+def _before_the_backward(optimizer, model, loss):
+    optimizer.zero_grad()
+
+
+def _after_it_by_the_optimizer(optimizer, model, loss):
+    loss.backward()
+    optimizer.zero_grad()
+
+
+def _after_it_by_the_model(optimizer, model, loss):
+    loss.backward()
+    model.zero_grad()
+
+
+@pytest.mark.parametrize("leave_out", [_before_the_backward, _after_it_by_the_optimizer, _after_it_by_the_model])
+@pytest.mark.parametrize("factor", [100.0, math.nan], ids=["outlier", "nan"])
+@pytest.mark.parametrize("name", REPEATABLE)
+@pytest.mark.filterwarnings("ignore:The second evaluation")
+def test_a_batch_that_a_loop_leaves_out_has_no_part_in_later_steps(two_heads, batch, name, factor, leave_out):
+    found = []
+    for with_another in (False, True):
+        model = two_heads()
+        optimizer = build(name, model, tasks=2)
+        for seed in range(3):
+            if with_another and seed:
+                x, y = batch(seed=50 + seed)
+                leave_out(optimizer, model, optimizer.combine(model.losses, x, y * factor))
+            _by_hand(optimizer, model, batch(seed=seed))
+        found.append([p.detach().clone() for p in model.parameters()])
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("name", ["si", "famo", "uw", "dwa", "gradnorm", "mgda", "moon"])
+def test_losses_that_are_not_finite_do_not_stop_a_loop_that_clears_gradients_after_steps_alone(two_heads, batch, name):
+    model = two_heads()
+    optimizer, steps = build(name, model, tasks=2), 0
+    for seed in range(6):
+        x, y = batch(seed=seed)
+        loss = optimizer.combine(model.losses, x, y * (math.nan if seed in (2, 3) else 1))
+        if loss.isfinite():
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+    assert steps == 4
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_gradients_may_be_cleared_between_the_losses_and_their_backward(two_heads, batch):
+    found = []
+    for late in (False, True):
+        model = two_heads()
+        optimizer = MOON(model, tasks=2, beta=0.1)
+        for seed in range(3):
+            if not late:
+                optimizer.zero_grad()
+            loss = optimizer.combine(model.losses, *batch(seed=seed))
+            if late:
+                optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        found.append([optimizer.logits, *(p.detach() for p in model.parameters())])
+    assert all(map(torch.equal, *found))
+
+
+def test_losses_may_be_combined_before_any_of_them_has_a_backward(two_heads, batch):
+    found = []
+    for at_once in (False, True):
+        model = two_heads(dtype=torch.float64)
+        optimizer = MOON(model, tasks=2, beta=0.1)
+        for seed in range(3):
+            optimizer.zero_grad()
+            halves = [optimizer.combine(model.losses, *batch(dtype=torch.float64, seed=10 * seed + part)) for part in (0, 1)]
+            if at_once:
+                sum(halves).backward()
+            else:
+                for half in halves:
+                    half.backward()
+            optimizer.step()
+        found.append(optimizer.logits)
+    torch.testing.assert_close(*found, rtol=1e-10, atol=0)
+    assert optimizer.diagnostics()["losses_without_backward"] == 0
 
 
 @pytest.mark.parametrize(("dtype", "tolerance", "steps"), [(torch.float32, 1e-6, 1), (torch.float64, 1e-10, 20)], ids=str)

@@ -288,7 +288,7 @@ class Balanced(Wrapper):
                         f"{self.balancer.name} takes task gradients, which do not work with {feature}: {remedy}."
                     )
         refuse_different_tasks(self.tasks, losses.present, losses.values.device)
-        return MicroBatch(losses, replay)
+        return MicroBatch(losses, replay, observed_before=self.task_weights)
 
     def _combined(self, losses: TaskLosses, batch: MicroBatch | None) -> Tensor:
         if batch is None:  # nobody differentiates this
@@ -298,11 +298,11 @@ class Balanced(Wrapper):
         if isinstance(self.balancer, Aggregator) and bool(losses.values.isfinite().all()):
             weights = batch.observed = self._remembered(self.balancer.weights(tasks, self.memory), losses)
             directions = self.balancer.direction(tasks, self.memory)
-            rest = [p for p in tasks.parameters if p not in directions]
+            rest = [p for p in [*tasks.parameters, *tasks.strangers] if p not in directions]
             return delivered(directions | tasks.plain_gradient(rest), self._shown(losses, weights))
         weights = batch.observed = self._weights(tasks)
         note_shared(tasks, self.balancer, self._trained(), self.memory)
-        if self.balancer.heads == "plain" and tasks.heads:
+        if self.balancer.heads == "plain" and (tasks.heads or tasks.strangers):
             return delivered(tasks.weighted_gradient(weights), self._shown(losses, weights))
         loss = (weights.to(losses.values) * losses.values).sum()
         return self._shown(losses, weights) + (loss - loss.detach())
@@ -312,6 +312,7 @@ class Balanced(Wrapper):
         losses = tasks.losses
         unweighed = [name for name, known in zip(self.tasks, self.memory["weighed"], strict=True) if not known]
         if not self._is_due() and not set(unweighed) & set(losses.names):
+            self._forget_weights_of_no_use()
             return pick(self.task_weights, losses.present)
         if self.balancer.needs_gradients and not is_capturing(losses.values.device) and not losses.values.isfinite().all():
             return pick(self.task_weights, losses.present)
@@ -322,6 +323,12 @@ class Balanced(Wrapper):
             old = pick(self.task_weights, losses.present)
             return torch.where(error.bad.to(old.device), torch.nan, old)  # which the step will tell of
         return self._remembered(weights, losses)
+
+    def _forget_weights_of_no_use(self) -> None:
+        """Those of a micro-batch whose losses are not finite, and which a training loop may have left out therefore."""
+        if self._pending.batches:
+            weights = self.task_weights
+            self.memory["weights"] = torch.where(weights.isfinite().all(), weights, self._pending.batches[0].observed_before)
 
     def _remembered(self, weights: Tensor, losses: TaskLosses) -> Tensor:
         before, known = self.memory["weights"], self.memory["weighed"]

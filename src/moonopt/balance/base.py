@@ -14,7 +14,15 @@ from torch import Tensor
 
 from moonopt.tasks.at_once import Joint, gradients_at_once
 from moonopt.tasks.capturing import is_capturing
-from moonopt.tasks.gradients import Rows, by_parameter, gram_by_blocks, gram_matrix, shared_by, task_gradients
+from moonopt.tasks.gradients import (
+    Rows,
+    by_parameter,
+    gram_by_blocks,
+    gram_matrix,
+    leaves_of,
+    shared_by,
+    task_gradients,
+)
 from moonopt.tasks.losses import TaskLosses, task_names
 from moonopt.tasks.reduce import mean_over_ranks
 
@@ -144,6 +152,12 @@ class Tasks:
         shared = set(self.shared)
         return [p for p in self.parameters if p not in shared]
 
+    @functools.cached_property
+    def strangers(self) -> list[Tensor]:
+        """What a backward pass leaves gradients in as well, and others train."""
+        own = set(self.parameters)
+        return [p for p in leaves_of(self.losses.values) if p not in own]
+
     def seen(self) -> "Tasks":
         """The same with gradients and their inner products, and without the graph that they are from."""
         losses = self.losses._replace(
@@ -163,12 +177,16 @@ class Tasks:
         return [[row[index] for index in chosen] for row in gradients]
 
     def weighted_gradient(self, weights: Tensor) -> dict[Tensor, Tensor]:
-        """sum_i w_i g_i in the shared parameters, and the plain gradient of its own task in every other."""
+        """sum_i w_i g_i in what tasks share, and the plain gradient of its own task in every other parameter.
+
+        That is so for strangers, too, which are shared where several losses depend on them.
+        """
+        common = shared_by(self.losses.separate, self.strangers) if self.strangers else []
+        alone = [p for p in self.strangers if p not in set(common)]
         if "gradients" in vars(self):
-            return self.weighted_sum(self.shared, weights) | self.weighted_sum(self.heads, torch.ones_like(weights))
-        total = (weights.to(self.losses.values) * self.losses.values).sum()
-        (row,) = task_gradients([total], self.shared)
-        return self.plain_gradient(self.heads) | by_parameter(self.shared, row)
+            own = self.weighted_sum(self.shared, weights) | self.weighted_sum(self.heads, torch.ones_like(weights))
+            return own | self._gradient_of_sum(common, weights) | self.plain_gradient(alone)
+        return self._gradient_of_sum([*self.shared, *common], weights) | self.plain_gradient([*self.heads, *alone])
 
     def weighted_sum(self, parameters: Sequence[Tensor], weights: Tensor) -> dict[Tensor, Tensor]:
         """sum_i w_i g_i in some parameters."""
@@ -190,7 +208,12 @@ class Tasks:
 
     def plain_gradient(self, parameters: Sequence[Tensor]) -> dict[Tensor, Tensor]:
         """That of the sum of the losses."""
-        (row,) = task_gradients([self.losses.values.sum()], parameters)
+        return self._gradient_of_sum(parameters, torch.ones_like(self.losses.values))
+
+    def _gradient_of_sum(self, parameters: Sequence[Tensor], weights: Tensor) -> dict[Tensor, Tensor]:
+        """That of the weighted sum of the losses, of a backward pass of its own."""
+        total = (weights.to(self.losses.values) * self.losses.values).sum()
+        (row,) = task_gradients([total], parameters)
         return by_parameter(parameters, row)
 
     @functools.cached_property

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moonopt.errors import noted
 from moonopt.linalg.polar import without_autocast
-from moonopt.tasks.gradients import GRADIENT_SCALE, Rows, depends_on, unscaled, without_hooks
+from moonopt.tasks.gradients import Rows, depends_on, gradient_scale, unscaled, without_hooks
 
 #: What an error may come from.
 NOT_BATCHED = (
@@ -88,11 +88,12 @@ def _stacks(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tens
     def gradients(*along: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(losses, parameters, along, retain_graph=True, materialize_grads=True)
 
-    each_alone = GRADIENT_SCALE * torch.eye(len(losses), device=losses[0].device)
+    scale = gradient_scale(losses)
+    each_alone = scale * torch.eye(len(losses), device=losses[0].device)
     along = [column.to(loss) for column, loss in zip(each_alone.unbind(1), losses, strict=True)]
     with torch.enable_grad(), without_autocast(losses[0].device.type), without_hooks(parameters), noted(NOT_BATCHED):
         found = torch.vmap(gradients, randomness="same")(*along)
-    return [stack for stack in unscaled(found) if stack is not None]
+    return [stack for stack in unscaled(found, scale) if stack is not None]
 
 
 def _copies(gradients: Sequence[Tensor]) -> Iterator[Tensor]:

@@ -25,8 +25,9 @@ NOT_FORWARDS = (
     'If the cause is a part of the model that cannot be differentiated forwards, as engine="columns" does: '
     'engine="stored" does not.'
 )
-#: Losses are multiplied by this and gradients divided by it again, in float32: what a half-precision backward pass
-#: would flush to zero survives, and as a power of two it changes nothing else. Much larger, it would overflow float16.
+#: Losses are multiplied by this and gradients divided by it again, in float32, where a graph has or may have float16: what
+#: would be flushed to zero there survives. As a power of two it changes nothing else, but what hooks on hidden tensors see.
+#: Much larger, it would overflow float16.
 GRADIENT_SCALE = 2.0**8
 
 
@@ -39,13 +40,29 @@ def task_gradients(losses: Sequence[Tensor], parameters: Sequence[Tensor], retai
     if not parameters:
         return [[] for _ in losses]
     rows: Rows = []
+    scale = gradient_scale(losses)
     with torch.enable_grad(), without_autocast(losses[0].device.type), without_hooks(parameters):
         for loss in losses:
             row: Sequence[Tensor | None] = [None] * len(parameters)
             if loss.requires_grad:
-                row = torch.autograd.grad(loss * GRADIENT_SCALE, parameters, retain_graph=retain_graph, allow_unused=True)
-            rows.append(unscaled(row))
+                scaled = loss if scale == 1 else loss * scale
+                row = torch.autograd.grad(scaled, parameters, retain_graph=retain_graph, allow_unused=True)
+            rows.append(unscaled(row, scale))
     return rows
+
+
+def gradient_scale(losses: Iterable[Tensor]) -> float:
+    """What losses are multiplied by before their backward passes: 1 unless float16 is in their graph, or may be.
+
+    What a compiled model or a torch.autograd.Function computes in does not show.
+    """
+    return GRADIENT_SCALE if any(map(_may_flush, nodes_of(losses))) else 1.0
+
+
+def _may_flush(node: Any) -> bool:
+    return isinstance(node, torch.autograd.function.BackwardCFunction) or any(
+        each.dtype == torch.float16 for each in node._input_metadata
+    )
 
 
 def by_parameter(parameters: Sequence[Tensor], row: Sequence[Tensor | None]) -> dict[Tensor, Tensor]:
@@ -202,12 +219,12 @@ def without_hooks(parameters: Sequence[Tensor]) -> Iterator[None]:
             registered.update(kept)
 
 
-def unscaled(row: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Gradients divided by ``GRADIENT_SCALE`` again."""
+def unscaled(row: Sequence[Tensor | None], scale: float) -> list[Tensor | None]:
+    """Gradients of losses that were multiplied by ``scale``, divided by it again, in float32 or better."""
     if any(each is not None and each.is_sparse for each in row):
         raise RuntimeError("Sparse gradients are not supported among task gradients: build the embedding with sparse=False.")
     found = [each.to(torch.promote_types(each.dtype, torch.float32)) for each in row if each is not None]
-    divided = iter(torch._foreach_div(found, GRADIENT_SCALE) if found else ())
+    divided = iter(torch._foreach_div(found, scale) if found and scale != 1 else found)
     return [None if each is None else next(divided) for each in row]
 
 

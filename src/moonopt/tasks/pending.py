@@ -4,7 +4,7 @@ Everything is in one mutable object, because trainers wrap optimizers in subclas
 must not be rebound. Pickling and copying drop it: a graph that waits for its backward cannot be saved.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,14 +16,19 @@ from moonopt.tasks.watch import Watch
 
 
 class MicroBatch:
-    """One micro-batch: its losses before the move, how to evaluate them again, and whether its backward has run."""
+    """One micro-batch: its losses before the move, how to evaluate them again, and whether its backward has run.
 
-    def __init__(self, losses: TaskLosses, replay: Replay | None, observed: Any = None) -> None:
+    It is passed over where gradients were cleared before that; its backward may follow, or never come.
+    """
+
+    def __init__(self, losses: TaskLosses, replay: Replay | None, observed: Any = None, observed_before: Any = None) -> None:
         self.names, self.present = losses.names, losses.present
         self.losses = losses._replace(values=losses.values.detach(), separate=())  # as they are compared, without a graph
         self.replay = replay
-        self.observed = observed  # what the method wants to keep
+        self.observed = observed  # what the method wants to keep, and what it had from earlier ones
+        self.observed_before = observed_before
         self.backward_has_run = False
+        self.passed_over = False
 
     @property
     def before(self) -> Tensor:
@@ -74,11 +79,29 @@ class Pending:
         return taken
 
     def forget_finished(self) -> None:
-        """Drop losses whose backward has run but whose step never came: a gradient scaler skipped it."""
+        """Gradients are cleared: drop losses whose backward has run but whose step never came, since a scaler skipped it."""
+        self._drop_finished()
+        for each in self.batches:
+            each.passed_over = True
+
+    def forget_left_out(self, parameters: Iterable[Tensor]) -> None:
+        """Before others are combined, drop losses that will never have a step.
+
+        Those that were passed over have no backward any more. Where no parameter has a gradient although a backward has run,
+        the model's own ``zero_grad`` has cleared them.
+        """
+        if self.batches and all(p.grad is None for p in parameters):
+            self._drop_finished()
+        kept = [each for each in self.batches if each.backward_has_run or not each.passed_over]
+        if len(kept) < len(self.batches):
+            self.count("losses_without_backward", len(self.batches) - len(kept))
+            self.batches[:] = kept
+
+    def _drop_finished(self) -> None:
         waiting = [each for each in self.batches if not each.backward_has_run]
         if len(waiting) < len(self.batches):
             self.count("skipped_steps", 1)
-        self.batches[:] = waiting
+            self.batches[:] = waiting
 
     def clear(self) -> None:
         """Forget everything but the warnings that were given; counters on a device stay where they are, at 0."""

@@ -95,6 +95,7 @@ class TaskOptimizer(Optimizer):
         self, closure: Closure | Losses, args: tuple[Any, ...], again: Callable[[], Losses] | None
     ) -> tuple[Tensor, Losses]:
         self._pending.watch.tell()
+        self._pending.forget_left_out(p for group in self.param_groups for p in group["params"])
         if callable(closure):
             if again is not None:
                 raise ValueError("again= is for losses that were computed already: a closure is called again by itself.")
