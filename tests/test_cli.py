@@ -404,6 +404,15 @@ def test_what_was_tuned_is_used_by_compare(call):
     assert "has nothing for moon: it has ls, famo" in refused(call, "compare", name, "--methods", "moon", "--tuned", path)
 
 
+def test_trials_are_judged_by_a_metric(call):
+    code, output, errors = call(
+        "tune", "tiny_benchmarks:Disagreeing", "--methods", "ls", "--grid", "model.width=4,6", "--metric", "c"
+    )
+    assert (code, errors) == (0, "")
+    assert re.search(r"c on validation data", output)
+    assert re.search(r"ls +4 +4 \*", output)
+
+
 @pytest.mark.parametrize(
     ("grids", "told"),
     [

@@ -6,11 +6,12 @@ import re
 import pytest
 from small_runs import TINY, cell, run
 
+from moonopt.bench import find
 from moonopt.errors import UserError
 from moonopt.runs.compare import Plan
 from moonopt.runs.interrupt import Stop
 from moonopt.runs.store import write_json
-from moonopt.runs.tune import read_grids, read_tuned, tune
+from moonopt.runs.tune import find_judge, read_grids, read_tuned, tune
 
 
 class Silent:
@@ -24,8 +25,8 @@ class Silent:
         pass
 
 
-def tuned(root, grids, name="tiny_benchmarks:Disagreeing", seeds=(0,), layers=()):
-    return tune(name, grids, seeds, layers, Plan(root, root), Stop(), Silent())
+def tuned(root, grids, name="tiny_benchmarks:Disagreeing", seeds=(0,), layers=(), judge=None):
+    return tune(name, grids, seeds, layers, Plan(root, root), Stop(), Silent(), judge=judge)
 
 
 def test_grids_are_for_all_methods_or_for_one():
@@ -65,6 +66,24 @@ def test_the_best_on_validation_data_is_chosen_even_where_test_data_disagree(tmp
     assert "validation data" in found["score"]
     assert found["notes"] == [f"{method}: model.width=9 is at the edge of its grid" for method in ("ls", "famo")]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_trials_are_judged_by_the_metric_that_is_asked_for(tmp_path):
+    judge = find_judge(find("tiny_benchmarks:Disagreeing"), "c", ["ls"])
+    _, found = tuned(tmp_path, {"ls": {"model.width": [4, 6, 9]}}, judge=judge)
+    assert found["chosen"] == {"ls": {"model.width": 4}}
+    assert [row["score"] for row in found["trials"]] == [4, 6, 9]
+    assert found["score"].startswith("c on validation data")
+
+
+def test_a_metric_that_cannot_judge_is_refused():
+    bench = find("tiny_benchmarks:Disagreeing")
+    with pytest.raises(UserError, match=r"Unknown metric 'maen': expected one of .*mean\. Did you mean 'mean'\?"):
+        find_judge(bench, "maen", ["ls"])
+    with pytest.raises(
+        UserError, match=re.escape("One metric cannot judge stl+muon: each of its runs has the metrics of one task.")
+    ):
+        find_judge(bench, "mean", ["ls", "stl+muon"])
 
 
 def test_stl_is_judged_by_the_task_of_each_model(tmp_path):

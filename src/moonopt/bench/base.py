@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
-from moonopt.bench.metrics import Metric
+from moonopt.bench.metrics import Metric, lower_is_better
 from moonopt.errors import UserError
 from moonopt.tasks.losses import Losses
 
@@ -228,12 +228,12 @@ class Benchmark(ABC):
 
     def score(self, metrics: Mapping[str, float]) -> float:
         """What a selection on validation data minimises: by default the headline metric, in its direction."""
-        return self._lower_is_better(metrics, [self.headline_metric()])
+        return lower_is_better(metrics, [self.headline_metric()])
 
     def score_of_task(self, metrics: Mapping[str, float], task: str) -> float:
         """The same for a run that trains one task alone: by default the mean of its metrics, in their direction."""
         own = self.metrics_of_task(task)
-        return self._lower_is_better(metrics, own) if own else self.score(metrics)
+        return lower_is_better(metrics, own) if own else self.score(metrics)
 
     def missing(self, folder: Path) -> str | None:
         """What of the data is not there, in a sentence; None if all is."""
@@ -259,6 +259,3 @@ class Benchmark(ABC):
     def section(self, name: str) -> dict[str, Any]:
         """The settings of one section, without its name: ``section("model")`` has what begins with ``model.``."""
         return section_of(self.settings, name)
-
-    def _lower_is_better(self, metrics: Mapping[str, float], chosen: Sequence[Metric]) -> float:
-        return sum(-metrics[metric.name] if metric.higher else metrics[metric.name] for metric in chosen) / len(chosen)

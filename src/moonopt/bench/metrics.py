@@ -35,6 +35,11 @@ class Metric:
         return f"{self.name}{f' ({self.unit})' if self.unit else ''} {'↑' if self.higher else '↓'}"
 
 
+def lower_is_better(values: Mapping[str, float], metrics: Sequence[Metric]) -> float:
+    """The mean of some metrics, those that should be high negated."""
+    return sum(-values[metric.name] if metric.higher else values[metric.name] for metric in metrics) / len(metrics)
+
+
 def delta_m(values: Mapping[str, float], reference: Mapping[str, float], metrics: Sequence[Metric]) -> float:
     """The mean relative loss against a reference in percent: (100 / K) sum_i (-1)^s_i (M_i - R_i) / R_i.
 

@@ -64,7 +64,7 @@ from moonopt.runs.settings import Layer, resolve
 from moonopt.runs.store import CONFIG, RunFolder, State, write_json
 from moonopt.runs.terminal import grid, print_results, print_trials
 from moonopt.runs.train import InterruptedRun
-from moonopt.runs.tune import read_grids, tune as tune_methods
+from moonopt.runs.tune import find_judge, read_grids, tune as tune_methods
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -238,18 +238,21 @@ def tune(
     engine: EngineName = "local",
     jobs: Jobs = 1,
     checkpoint_seconds: Every = CHECKPOINT_SECONDS,
+    metric: Annotated[str | None, typer.Option(help="What judges the trials (default: what the benchmark selects by).")] = None,
     file: Annotated[Path | None, typer.Option(help="Where to write the choice (default: tuned.json in the runs).")] = None,
 ) -> None:
     """Give every method the same number of trials, select on validation data, and write tuned.json."""
     names = read_names(methods, "method")
     grids = read_grids(grid, names)
+    bench = find(benchmark)
+    judge = None if metric is None else find_judge(bench, metric, names)
     layers = own_layers(settings, config)
     plan = Plan(out_folder, find_data_folder(data), find_engine(engine), jobs, overwrite, checkpoint_seconds)
     machine = Machine(device=device, amp=amp, compile=compile, tf32=tf32)
     with stopping() as stop, screen_for(sys.stdout) as screen:
-        comparison, tuned = tune_methods(benchmark, grids, read_seeds(seeds), layers, plan, stop, screen, machine)
+        comparison, tuned = tune_methods(benchmark, grids, read_seeds(seeds), layers, plan, stop, screen, machine, judge)
     _exit_if_unfinished(comparison, stop, overwrite)
-    print_trials(out, tuned, find(benchmark).headline_metric())
+    print_trials(out, tuned, judge or bench.headline_metric())
     path = file or next(iter(comparison.cells)).folder(out_folder).parents[1] / "tuned.json"
     write_json(path, tuned | {"command": repeating(sys.argv[1:])})
     for command in _uses(benchmark, tuned["chosen"], path, layers, machine):

@@ -10,14 +10,15 @@ from typing import Any
 
 import torch
 
-from moonopt.bench import Benchmark, find
-from moonopt.errors import UserError
+from moonopt.bench import Benchmark, Metric, find
+from moonopt.bench.metrics import lower_is_better
+from moonopt.errors import UserError, unknown_name
 from moonopt.runs.cell import CPU, FORMAT, Cell, Machine
 from moonopt.runs.compare import Comparison, Plan, Screen, compare, make_cells
 from moonopt.runs.interrupt import Stop
 from moonopt.runs.provenance import commit, hardware, versions
 from moonopt.runs.settings import Layer, read_value
-from moonopt.runs.single import task_of
+from moonopt.runs.single import is_single, task_of
 from moonopt.runs.store import RunFolder, read_json
 
 Grid = Mapping[str, Sequence[Any]]  # values by key
@@ -60,6 +61,16 @@ def read_grids(texts: Sequence[str], methods: Sequence[str]) -> dict[str, dict[s
     return grids
 
 
+def find_judge(bench: type[Benchmark], name: str, methods: Sequence[str]) -> Metric:
+    """The metric of this name, which trials of the methods can be judged by."""
+    found = next((metric for metric in bench.metrics if metric.name == name), None)
+    if found is None:
+        raise UserError(unknown_name(name, [metric.name for metric in bench.metrics], "metric"))
+    if alone := [method for method in methods if is_single(method)]:
+        raise UserError(f"One metric cannot judge {' and '.join(alone)}: each of its runs has the metrics of one task.")
+    return found
+
+
 def tune(
     benchmark: str,
     grids: Mapping[str, Grid],
@@ -69,8 +80,9 @@ def tune(
     stop: Stop,
     screen: Screen,
     machine: Machine = CPU,
+    judge: Metric | None = None,
 ) -> tuple[Comparison, dict[str, Any]]:
-    """Run every trial, and choose for each method the one with the best mean score over the seeds."""
+    """Run every trial, and choose for each method the one with the best mean score over the seeds, or of a metric."""
     bench = find(benchmark)
     trials = [
         Trial(method, settings, make_cells(benchmark, [method], seeds, {method: [*layers, ("--grid", settings)]}, machine))
@@ -80,7 +92,7 @@ def tune(
     cells = list({cell.label + f"/{cell.seed}": cell for trial in trials for cell in trial.cells}.values())
     _check_validation(cells[0], plan.data_folder)
     comparison = compare(cells, plan, stop, screen)
-    rows = [_row(trial, bench, plan.root) for trial in trials]
+    rows = [_row(trial, bench, plan.root, judge) for trial in trials]
     chosen, notes = {}, []
     for method, grid in grids.items():
         good = [row for row in rows if row["method"] == method and row["score"] is not None]
@@ -93,7 +105,7 @@ def tune(
         "format": FORMAT,
         "benchmark": benchmark,
         "seeds": list(seeds),
-        "score": _judged_on(rows, bench),
+        "score": _judged_on(rows, judge or bench.headline_metric()),
         "trials_per_method": len(trials) // len(grids),
         "grids": {method: dict(grid) for method, grid in grids.items()},
         "chosen": chosen,
@@ -128,7 +140,7 @@ def _settings(grid: Grid) -> list[dict[str, Any]]:
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def _row(trial: Trial, bench: type[Benchmark], root: Path) -> dict[str, Any]:
+def _row(trial: Trial, bench: type[Benchmark], root: Path, judge: Metric | None) -> dict[str, Any]:
     """A trial as tuned.json has it. One that did not end with every seed, or diverged with one, has no score."""
     scores: dict[str, float | None] = {}
     on = None
@@ -136,7 +148,7 @@ def _row(trial: Trial, bench: type[Benchmark], root: Path) -> dict[str, Any]:
         result = RunFolder(cell.folder(root)).result()
         task = task_of(cell.method, cell.settings)
         name = f"{cell.seed}" if task is None else f"{cell.seed}/{task}"
-        score = math.nan if result is None else _score(bench(cell.settings), result, task)
+        score = math.nan if result is None else _score(bench(cell.settings), result, task, judge)
         scores[name] = score if math.isfinite(score) else None
         on = on or (result and ("validation" if result["valid"] is not None else "training"))
     whole = [score for score in scores.values() if score is not None]
@@ -144,10 +156,12 @@ def _row(trial: Trial, bench: type[Benchmark], root: Path) -> dict[str, Any]:
     return {"method": trial.method, "settings": dict(trial.settings), "score": mean, "by_seed": scores, "on": on}
 
 
-def _score(bench: Benchmark, result: Mapping[str, Any], task: str | None) -> float:
+def _score(bench: Benchmark, result: Mapping[str, Any], task: str | None, judge: Metric | None) -> float:
     """The score of what was measured; null stands for what is not a number."""
     found = result["metrics"] if result["valid"] is None else result["valid"]
     metrics = {name: math.nan if value is None else value for name, value in found.items()}
+    if judge is not None:
+        return lower_is_better(metrics, [judge])
     return bench.score(metrics) if task is None else bench.score_of_task(metrics, task)
 
 
@@ -161,9 +175,9 @@ def _check_validation(cell: Cell, data_folder: Path) -> None:
         raise UserError(f"{bench.name} has test data and no validation data: moonopt does not tune on test data.")
 
 
-def _judged_on(rows: Sequence[Mapping[str, Any]], bench: type[Benchmark]) -> str:
+def _judged_on(rows: Sequence[Mapping[str, Any]], metric: Metric) -> str:
     on = next((row["on"] for row in rows if row["on"]), "validation")
-    return f"{bench.headline} on {on} data, mean over the seeds; lower is better (a metric that should be high is negated)"
+    return f"{metric.name} on {on} data, mean over the seeds; lower is better (a metric that should be high is negated)"
 
 
 def _edges(settings: Mapping[str, Any], grid: Grid) -> list[tuple[str, Any]]:
