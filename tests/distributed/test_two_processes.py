@@ -1,4 +1,4 @@
-"""Two processes with gloo: loss-based balancers are the same on both and as on the joined batch; the others refuse."""
+"""Two processes with gloo: Muon and loss-based balancers are the same on both and as on the joined batch; the others refuse."""
 
 import contextlib
 import datetime
@@ -10,7 +10,7 @@ import torch
 from torch import distributed, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from moonopt import MOON
+from moonopt import MOON, Muon
 from moonopt.methods import BALANCERS, build
 
 pytestmark = pytest.mark.skipif(
@@ -44,6 +44,8 @@ def run(rank, port, folder):
         f"raise {name}": refusal(lambda model, name=name: make(name, model), spoiled=rank == 0) for name in ("ls", "famo")
     }
     found |= {f"skip {name}": skip(name, rank) for name in ("ls", "si", "uw", "famo")}
+    found["raise muon"] = muon_refusal(rank)
+    found["skip muon"] = muon_skip(rank)
     found["validate"] = validate(rank)
     found["other tasks"] = other_tasks(rank)
     torch.save(found, f"{folder}/{rank}.pt")
@@ -99,6 +101,45 @@ def skip(name, rank):
             y[0, 1] = torch.nan
         optimizer.minimize(losses_of(forward), x, y)
     return result(model, optimizer) | {"skipped": optimizer.diagnostics()["skipped_steps"]}
+
+
+def muon_refusal(rank):
+    """The text of the error of a step that moves nothing, because one process has no label of a task."""
+    model = network()
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer, forward = Muon(model), parallel(model)
+    try:
+        optimizer.minimize(losses_of_labelled(forward), *partly_labelled(0, rank, missing=rank == 0))
+    except FloatingPointError as error:
+        assert_identical([p.detach() for p in model.parameters()], before)
+        return str(error)
+    return "nothing"
+
+
+def muon_skip(rank):
+    """A step of which one process has no label of a task, so that its loss is NaN and all gradients are finite."""
+    model = network()
+    optimizer, forward = Muon(model, nonfinite="skip"), parallel(model)
+    for seed in range(STEPS):
+        optimizer.minimize(losses_of_labelled(forward), *partly_labelled(seed, rank, missing=(seed, rank) == (2, 1)))
+        assert all(p.grad.isfinite().all() for p in model.parameters())
+    parameters = [p.detach() for p in model.parameters()]
+    return {"parameters": parameters, "skipped": optimizer.diagnostics()["skipped_steps"]}
+
+
+def partly_labelled(seed, rank, missing):
+    x, y = data(seed, rank)
+    if missing:
+        y[:, 1] = torch.nan
+    return x, y
+
+
+def losses_of_labelled(forward):
+    def losses(x, y):
+        columns = zip(TASKS, forward(x).T, y.T, strict=True)
+        return {name: nn.functional.mse_loss(found[~true.isnan()], true[~true.isnan()]) for name, found, true in columns}
+
+    return losses
 
 
 def other_tasks(rank):
@@ -227,6 +268,18 @@ def test_a_bad_loss_of_one_process_is_skipped_by_both(ranks, name):
     assert_identical(first, second)
     assert first["skipped"] == 1
     assert all(p.isfinite().all() for p in first["parameters"])
+
+
+def test_a_loss_that_is_bad_on_one_process_is_told_by_muon_on_both(ranks):
+    first, second = (found["raise muon"] for found in ranks)
+    assert first.startswith("At step 1, the loss of task 'right' is NaN or infinite. Parameters and optimizer state were left")
+    assert second.startswith("At step 1, a loss or gradient of another process is not finite, though all are finite here.")
+
+
+def test_a_loss_that_is_bad_on_one_process_is_skipped_by_muon_on_both(ranks):
+    first, second = (found["skip muon"] for found in ranks)
+    assert_identical(first, second)
+    assert first["skipped"] == 1
 
 
 def test_one_process_may_validate_alone(ranks):

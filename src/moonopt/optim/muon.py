@@ -29,6 +29,7 @@ from moonopt.optim.parameters import Placing, blocks, joined
 from moonopt.optim.vectors import adamw_state, adamw_step
 from moonopt.tasks.directional import Rate
 from moonopt.tasks.pending import MicroBatch, Pending
+from moonopt.tasks.reduce import with_other_ranks
 from moonopt.tasks.verbs import NO_GRADIENT, TaskOptimizer
 from moonopt.tasks.watch import NONFINITE, entries_not_finite, not_finite
 
@@ -205,10 +206,10 @@ class Muon(TaskOptimizer):
         return active
 
     def _finiteness(self, active: Sequence[Active], batches: Sequence[MicroBatch]) -> Finite | bool:
-        """Whether losses and gradients are finite: known at once on a CPU, a flag on an accelerator."""
+        """Whether losses and gradients are finite on all ranks: known at once on a CPU, a flag on an accelerator."""
         of_gradients = entries_not_finite([gradient for each in active for gradient in each.gradients])
         of_losses = [not_finite(each.before.to(of_gradients.device)) for each in batches]
-        bad = torch.cat([*of_losses, of_gradients.reshape(1)])
+        bad = with_other_ranks(torch.cat([*of_losses, of_gradients.reshape(1)]))
         finite, found_inf = ~bad.any(), getattr(self, "found_inf", None)
         if found_inf is not None:
             marked = found_inf.to(bad.device).reshape(()) != 0

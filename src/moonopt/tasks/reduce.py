@@ -25,6 +25,17 @@ def on_any_rank(flags: Tensor) -> Tensor:
     return flags if world_size() == 1 else mean_over_ranks(flags.float()) > 0
 
 
+def with_other_ranks(flags: Tensor) -> Tensor:
+    """The flags, and with several processes one more: whether none is raised here, and some by another.
+
+    However many flags a process has, they exchange one.
+    """
+    if world_size() == 1:
+        return flags
+    here = flags.any().reshape(1)
+    return torch.cat([flags, on_any_rank(here) & ~here])
+
+
 def refuse_several_ranks(text: str) -> None:
     """Raise where there is more than one process."""
     if world_size() > 1:

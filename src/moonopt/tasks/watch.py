@@ -21,7 +21,7 @@ class Report(NamedTuple):
     """The flags of one step."""
 
     step: int
-    names: tuple[str, ...]  # of the losses; the last flag is the gradients'
+    names: tuple[str, ...]  # of the losses; after their flags come the gradients' and, if it was asked, another process's
     ailment: str
     consequence: str
     bad: Tensor  # on the host, once ready
@@ -36,7 +36,10 @@ class Watch:
         self.captured: Report | None = None  # of the step that is being captured
 
     def note(self, step: int, names: Sequence[str], bad: Tensor, ailment: str, consequence: str = LEFT) -> None:
-        """``bad`` has one flag per name and one for the gradients; ``ailment`` says what a bad loss is."""
+        """``bad`` has one flag per name, one for the gradients, and may have one for what is bad on another process alone.
+
+        ``ailment`` says what a bad loss is.
+        """
         report = Report(step, tuple(names), ailment, consequence, bad, None)
         if is_capturing(bad.device):
             self.captured = report
@@ -107,6 +110,8 @@ def _text(report: Report, flags: list[bool]) -> str:
     tasks = list(dict.fromkeys(repr(name) for name, flag in zip(report.names, flags, strict=False) if flag))
     if tasks:
         what = f"the loss of {'tasks' if len(tasks) > 1 else 'task'} {', '.join(tasks)} is {report.ailment}"
+    elif any(flags[len(report.names) + 1 :]):
+        what = "a loss or gradient of another process is not finite, though all are finite here"
     else:
         what = "a gradient is NaN or infinite, though all losses are finite"
     return f'At step {report.step}, {what}. {report.consequence} Pass nonfinite="skip" to leave out such steps and count them.'
