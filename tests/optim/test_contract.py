@@ -217,6 +217,15 @@ def test_thawed_parameters_are_told_and_can_be_added_by_name(two_heads, batch):
     assert torch.linalg.matrix_norm(moved, 2).item() == pytest.approx(0.5, rel=0.15)
 
 
+def test_a_part_of_the_model_is_routed_by_its_own_names(two_heads):
+    model = two_heads()
+    model.trunk[2].requires_grad_(False)
+    optimizer = MOON(model.trunk, tasks=2, module=model, rules={"2.weight": "vector"})
+    model.trunk[2].requires_grad_(True)
+    optimizer.add_param_group({"params": model.trunk[2].named_parameters()})
+    assert [(group["kind"], len(group["params"])) for group in optimizer.param_groups[2:]] == [("vector", 2)]
+
+
 def test_a_group_can_be_added_later(two_heads, batch):
     model = two_heads()
     extra = nn.Linear(12, 12, bias=False)

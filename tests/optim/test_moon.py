@@ -328,6 +328,15 @@ def test_an_unknown_module_warns_once(two_heads, batch):
     assert seen[0].filename == __file__, "a warning points at the user's line"
 
 
+def test_buffers_outside_of_the_part_that_is_trained_are_protected(batch):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Sequential(nn.Linear(6, 8), nn.Tanh()), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    optimizer = MOON(model[0], tasks=2, module=model)
+    x, y = batch()
+    optimizer.minimize(lambda: (model(x) - y).square().mean(0))
+    assert model[1].num_batches_tracked == 1
+
+
 def test_combine_without_a_graph_leaves_nothing_waiting(two_heads, batch):
     model = two_heads()
     optimizer = MOON(model, tasks=2)

@@ -61,7 +61,7 @@ class Muon(TaskOptimizer):
         vector_lr, vector_betas, vector_eps, vector_weight_decay: AdamW's, for everything that is not a matrix.
         schedule, steps, polar_dtype: see ``moonopt.polar``.
         rules: overrides of the routing, from a name pattern to "matrix", "vector" or ``Split``.
-        module: the model, where ``params`` is not it.
+        module: the model, where ``params`` is not all of it.
         nonfinite: "raise" on a NaN or infinite loss or gradient, or "skip" the step and count it.
         capturable: keep learning rates as tensors on the device, for a CUDA graph of your own: a step in it counts bad losses
             and gradients, and does not raise; nothing can be evaluated twice in it. ``moonopt.capture`` needs no such thing.
@@ -105,7 +105,8 @@ class Muon(TaskOptimizer):
             raise ValueError(f"module must be a torch.nn.Module, found a {type(module).__name__}.")
         if nonfinite not in NONFINITE:
             raise ValueError(unknown_name(nonfinite, NONFINITE, "nonfinite"))
-        self._module, self._rules = params if isinstance(params, nn.Module) else module, rules
+        root = params if isinstance(params, nn.Module) else module
+        self._module, self._root, self._rules = root if module is None else module, root, rules
         self._polar = _PolarSettings(schedule, steps, polar_dtype)
         self._nonfinite, self._capturable = nonfinite, capturable
         self._pending = Pending()
@@ -320,7 +321,7 @@ class Muon(TaskOptimizer):
         params = param_group["params"]
         param_group = param_group | {"params": [params] if isinstance(params, Tensor) else list(params)}
         if "kind" not in param_group:
-            routed = routed_groups(param_group, self._module, self._rules, self.state)
+            routed = routed_groups(param_group, self._root, self._rules, self.state)
             for group in routed:
                 self.add_param_group(group)
             if routed:
@@ -385,7 +386,7 @@ class Muon(TaskOptimizer):
             post_hook(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        ours = ("_module", "_polar", "_nonfinite", "_capturable", "_pending", "_vector_defaults", "_frozen", "_rules")
+        ours = ("_module", "_root", "_rules", "_polar", "_nonfinite", "_capturable", "_pending", "_vector_defaults", "_frozen")
         return super().__getstate__() | {name: getattr(self, name) for name in ours}
 
 
