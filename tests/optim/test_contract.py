@@ -217,6 +217,29 @@ def test_thawed_parameters_are_told_and_can_be_added_by_name(two_heads, batch):
     assert torch.linalg.matrix_norm(moved, 2).item() == pytest.approx(0.5, rel=0.15)
 
 
+@pytest.mark.parametrize("build", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_what_is_frozen_later_rests_with_its_state_though_it_has_a_gradient(two_heads, batch, build):
+    model = two_heads()
+    optimizer = build(model)
+
+    def step():
+        optimizer.zero_grad(set_to_none=False)
+        optimizer.combine(model.losses, *batch()).backward()
+        optimizer.step()
+
+    step()
+    frozen = model.trunk[2]
+    frozen.requires_grad_(False)
+    before = copy.deepcopy([[p.detach(), optimizer.state[p]] for p in frozen.parameters()])
+    step()
+    assert frozen.weight.grad is not None
+    torch.testing.assert_close([[p.detach(), optimizer.state[p]] for p in frozen.parameters()], before, rtol=0, atol=0)
+    optimizer.load_state_dict(optimizer.state_dict())
+    frozen.requires_grad_(True)
+    step()
+    assert not torch.equal(frozen.weight, before[0][0])
+
+
 def test_a_part_of_the_model_is_routed_by_its_own_names(two_heads):
     model = two_heads()
     model.trunk[2].requires_grad_(False)

@@ -41,7 +41,7 @@ class _PolarSettings(NamedTuple):
 
 
 class Active(NamedTuple):
-    """The parameters of a group that have a gradient."""
+    """The parameters of a group that have a gradient and are not frozen."""
 
     group: Group
     parameters: list[Tensor]
@@ -194,10 +194,10 @@ class Muon(TaskOptimizer):
             )
 
     def _active(self) -> list[Active]:
-        """The parameters that have a gradient, by group."""
+        """The parameters that have a gradient and are not frozen, by group."""
         active = []
         for group in self.param_groups:
-            entries = [(p, p.grad, rows) for p, rows in with_rows(group) if p.grad is not None]
+            entries = [(p, p.grad, rows) for p, rows in with_rows(group) if p.grad is not None and p.requires_grad]
             if entries:
                 active.append(Active(group, *map(list, zip(*entries, strict=True))))
         if not active:
