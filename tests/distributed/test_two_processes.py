@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 from torch import distributed, multiprocessing, nn
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from moonopt import MOON, Muon
@@ -46,6 +47,10 @@ def run(rank, port, folder):
     found |= {f"skip {name}": skip(name, rank) for name in ("ls", "si", "uw", "famo")}
     found["raise muon"] = muon_refusal(rank)
     found["skip muon"] = muon_skip(rank)
+    found |= {f"fsdp {original}": fsdp_refusal(use_orig_params=original) for original in (True, False)}
+    found["fsdp vectors"] = fsdp_vectors(rank)
+    found["fsdp whole"] = muon_steps(whole, rank)
+    found["ddp whole"] = muon_steps(parallel, rank)
     found["validate"] = validate(rank)
     found["other tasks"] = other_tasks(rank)
     torch.save(found, f"{folder}/{rank}.pt")
@@ -140,6 +145,45 @@ def losses_of_labelled(forward):
         return {name: nn.functional.mse_loss(found[~true.isnan()], true[~true.isnan()]) for name, found, true in columns}
 
     return losses
+
+
+def fsdp_refusal(**options):
+    """The texts of the errors for a module in shards, and for its named parameters."""
+    texts = []
+    for params in (lambda model: model, lambda model: model.named_parameters()):
+        try:
+            Muon(params(sharded(network(), **options)))
+        except ValueError as error:
+            texts.append(str(error))
+    return texts
+
+
+def fsdp_vectors(rank):
+    """How far shards that are vectors are from the parameters that DDP trains so, for those that lie on one process."""
+    models = [network(), network()]
+    forwards = [sharded(models[0], use_orig_params=True), parallel(models[1])]
+    for model, forward in zip(models, forwards, strict=True):
+        optimizer = Muon([{"params": list(model.parameters()), "kind": "vector"}])
+        optimizer.minimize(losses_of(forward), *data(0, rank))
+    pairs = zip(*(model.parameters() for model in models), strict=True)
+    return [(mine - all_of_it.flatten()).abs().max().item() for mine, all_of_it in pairs if len(mine) == all_of_it.numel()]
+
+
+def muon_steps(wrapped, rank):
+    model = network()
+    forward = wrapped(model)
+    optimizer = Muon(forward)
+    for seed in range(STEPS):
+        optimizer.minimize(losses_of(forward), *data(seed, rank))
+    return [group["kind"] for group in optimizer.param_groups], [p.detach().clone() for p in model.parameters()]
+
+
+def sharded(model, **options):
+    return FullyShardedDataParallel(model, device_id=torch.device("cpu"), **options)
+
+
+def whole(model):
+    return sharded(model, use_orig_params=True, sharding_strategy=ShardingStrategy.NO_SHARD)
 
 
 def other_tasks(rank):
@@ -280,6 +324,26 @@ def test_a_loss_that_is_bad_on_one_process_is_skipped_by_muon_on_both(ranks):
     first, second = (found["skip muon"] for found in ranks)
     assert_identical(first, second)
     assert first["skipped"] == 1
+
+
+@pytest.mark.parametrize("original", [True, False])
+def test_parameters_that_fsdp_has_flattened_are_refused(ranks, original):
+    for found in ranks:
+        assert len(found[f"fsdp {original}"]) == 2
+        assert all(text.startswith("Sharded parameters (flattened, as Fully") for text in found[f"fsdp {original}"])
+
+
+def test_shards_that_are_said_to_be_vectors_are_trained_as_such(ranks):
+    distances = [distance for found in ranks for distance in found["fsdp vectors"]]
+    assert distances
+    assert max(distances) < 1e-12
+
+
+def test_parameters_that_fsdp_leaves_whole_are_trained_as_with_ddp(ranks):
+    for found in ranks:
+        (kinds, parameters), (_, expected) = found["fsdp whole"], found["ddp whole"]
+        assert kinds == ["matrix", "vector"]
+        torch.testing.assert_close(parameters, expected, rtol=0, atol=1e-9)
 
 
 def test_one_process_may_validate_alone(ranks):

@@ -28,6 +28,7 @@ SCALES: dict[str, Callable[[int, int], float]] = {
 def groups_of(params: Params, rules: Mapping[str, Placing] | None, module: nn.Module | None) -> list[Group]:
     """Parameter groups as they were given, or one per kind by the routing rules."""
     if isinstance(params, nn.Module):
+        _refuse_flattened(params.parameters())
         routing = route_parameters(params, rules)
     else:
         given: list[Any] = list(params)
@@ -36,9 +37,20 @@ def groups_of(params: Params, rules: Mapping[str, Placing] | None, module: nn.Mo
                 raise ValueError("rules= needs names: pass the module or its named_parameters() instead of groups.")
             return [dict(group) for group in given]
         routing = route_parameters(given, rules, module)
+        _refuse_flattened(p for _, p in given)
     if not routing.placements:
         raise ValueError("Found no parameter that requires a gradient.")
     return _by_kind(routing.placements)
+
+
+def _refuse_flattened(parameters: Iterable[Tensor]) -> None:
+    """Raise where FSDP1 has left no matrix its shape; with NO_SHARD and ``use_orig_params=True`` it leaves all of them."""
+    flattened = [p for p in parameters if getattr(p, "_fsdp_flattened", False)]  # of torch.distributed.fsdp
+    if flattened and all(p.ndim < 2 for p in flattened):
+        raise ValueError(
+            "Sharded parameters (flattened, as FullyShardedDataParallel makes them) are not supported yet: no matrix can be "
+            'told among them. Vectors alone can be trained as groups with kind="vector".'
+        )
 
 
 def _by_kind(placements: Sequence[Placement]) -> list[Group]:
