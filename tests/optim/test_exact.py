@@ -186,6 +186,17 @@ def test_a_task_that_touches_no_matrix_has_no_say():
     assert (free < 1).all()
 
 
+@pytest.mark.parametrize("shape", [(3, 0), (0, 4)], ids=str)
+def test_an_empty_matrix_changes_nothing_for_the_others(shape):
+    targets, moved = _targets(), []
+    for beside in ([], [nn.Parameter(torch.zeros(shape, dtype=torch.float64))]):
+        theta = nn.Parameter(torch.zeros(4, 6, dtype=torch.float64))
+        optimizer = MOON([{"params": [*beside, theta], "kind": "matrix"}], tasks=3, dual="exact", scale="spectral")
+        optimizer.minimize(lambda: (theta - targets).square().sum((1, 2)) + sum(p.sum() for p in beside))
+        moved.append(theta.detach())
+    assert torch.equal(*moved)
+
+
 def test_a_zero_gradient_is_named():
     theta = nn.Parameter(torch.zeros(4, 6, dtype=torch.float64))
     optimizer = _on(theta, tasks=["moves", "idle"])

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from moonopt import Muon
+from moonopt.optim.groups import SCALES
 
 SHAPES = [(8, 8), (16, 8), (8, 24), (64, 96)]
 
@@ -99,6 +100,20 @@ def test_a_zero_gradient_moves_nothing():
         p.grad = torch.zeros_like(p)
     Muon([{"params": parameters, "kind": "matrix"}]).step()
     assert all(torch.equal(p, old) for p, old in zip(parameters, before, strict=True))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("shape", [(3, 0), (0, 4), (0, 0), (3, 0, 2)], ids=str)
+def test_an_empty_matrix_changes_nothing_for_the_others(scale, shape):
+    moved = []
+    for shapes in ([(8, 4)], [(8, 4), shape]):
+        parameters = _parameters(shapes=shapes)
+        optimizer = Muon([{"params": parameters, "kind": "matrix"}], scale=scale)
+        _set_gradients(parameters, 0)
+        optimizer.step()
+        moved.append(parameters[0].detach())
+    assert torch.equal(*moved)
+    assert optimizer.diagnostics()["nuclear_norm"] > 0
 
 
 def test_a_split_parameter_is_updated_as_its_parts():

@@ -38,6 +38,7 @@ def observe_tasks(losses: TaskLosses, matrices: Sequence[Tensor]) -> Gradients:
     for feature, remedy in graph_features(losses.values).items():
         if feature not in SUPPORT["per_task"]:
             raise RuntimeError(f'dual="exact" does not work with {feature}: use dual="online", or {remedy}.')
+    matrices = [p for p in matrices if p.numel() > 0]
     rows = task_gradients(losses.separate, matrices)
     return {name: by_parameter(matrices, row) for name, row in zip(losses.names, rows, strict=True)}
 

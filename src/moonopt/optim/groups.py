@@ -20,7 +20,7 @@ Group = dict[str, Any]
 #: update has the root mean square that AdamW's usually has.
 SCALES: dict[str, Callable[[int, int], float]] = {
     "none": lambda rows, columns: 1.0,
-    "spectral": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
+    "spectral": lambda rows, columns: math.sqrt(max(1.0, rows / max(1, columns))),
     "rms": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
 }
 
