@@ -116,6 +116,19 @@ def test_an_empty_matrix_changes_nothing_for_the_others(scale, shape):
     assert optimizer.diagnostics()["nuclear_norm"] > 0
 
 
+def test_a_compiled_step_is_the_step():
+    results = []
+    for compiled in (False, True):
+        parameters = _parameters(shapes=[(4, 3), (4,)])
+        optimizer = Muon([{"params": parameters[:1], "kind": "matrix"}, {"params": parameters[1:], "kind": "vector"}])
+        step = torch.compile(optimizer.step, backend="aot_eager") if compiled else optimizer.step
+        for seed in range(3):
+            _set_gradients(parameters, seed)
+            step()
+        results.append([p.detach() for p in parameters])
+    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)
+
+
 def test_a_split_parameter_is_updated_as_its_parts():
     torch.manual_seed(0)
     whole = nn.Parameter(torch.randn(12, 6))

@@ -67,6 +67,8 @@ def adamw_step(
 
 def _can_fuse(finite: Finite, *lists: Tensors) -> bool:
     """Whether torch's fused step takes them: on a CPU, or in float32 on a GPU, in one dtype and laid out alike."""
+    if torch.compiler.is_compiling():  # which cannot trace it
+        return False
     first = lists[0][0]
     fits = first.device.type == "cpu" if finite is True else first.is_cuda and first.dtype == torch.float32
     return fits and all(
