@@ -62,7 +62,8 @@ class Muon(TaskOptimizer):
         schedule, steps, polar_dtype: see ``moonopt.polar``.
         rules: overrides of the routing, from a name pattern to "matrix", "vector" or ``Split``.
         module: the model, where ``params`` is not all of it.
-        nonfinite: "raise" on a NaN or infinite loss or gradient, or "skip" the step and count it.
+        nonfinite: "raise" on a NaN or infinite loss or gradient, or "skip" the step and count it. One process decides so for
+            all, which must make the same steps.
         capturable: keep learning rates as tensors on the device, for a CUDA graph of your own: a step in it counts bad losses
             and gradients, and does not raise; nothing can be evaluated twice in it. ``moonopt.capture`` needs no such thing.
 
@@ -105,7 +106,7 @@ class Muon(TaskOptimizer):
             raise ValueError(f"module must be a torch.nn.Module, found a {type(module).__name__}.")
         if nonfinite not in NONFINITE:
             raise ValueError(unknown_name(nonfinite, NONFINITE, "nonfinite"))
-        root = params if isinstance(params, nn.Module) else module
+        root = params if isinstance(params, nn.Module) else module  # whose names and rules tell matrices
         self._module, self._root, self._rules = root if module is None else module, root, rules
         self._polar = _PolarSettings(schedule, steps, polar_dtype)
         self._nonfinite, self._capturable = nonfinite, capturable
