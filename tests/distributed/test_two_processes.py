@@ -47,6 +47,8 @@ def run(rank, port, folder):
     found |= {f"skip {name}": skip(name, rank) for name in ("ls", "si", "uw", "famo")}
     found["raise muon"] = muon_refusal(rank)
     found["skip muon"] = muon_skip(rank)
+    if rank == 0:
+        muon_alone()
     found |= {f"fsdp {original}": fsdp_refusal(use_orig_params=original) for original in (True, False)}
     found["fsdp vectors"] = fsdp_vectors(rank)
     found["fsdp whole"] = muon_steps(whole, rank)
@@ -130,6 +132,14 @@ def muon_skip(rank):
         assert all(p.grad.isfinite().all() for p in model.parameters())
     parameters = [p.detach() for p in model.parameters()]
     return {"parameters": parameters, "skipped": optimizer.diagnostics()["skipped_steps"]}
+
+
+def muon_alone():
+    """A step of one process alone, as of torch's optimizers: it must wait for nobody."""
+    model = network()
+    optimizer, (x, _) = Muon(model), data(0, 0)
+    model(x).square().mean().backward()
+    optimizer.step()
 
 
 def partly_labelled(seed, rank, missing):

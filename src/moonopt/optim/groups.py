@@ -84,6 +84,12 @@ def routed_groups(
     return [each | (given if each["kind"] == "matrix" else others | for_vectors) for each in _by_kind(placed)]
 
 
+def check_one_device(groups: Sequence[Group]) -> None:
+    devices = {str(p.device) for group in groups for p in group["params"]}
+    if len(devices) > 1:
+        raise ValueError(f"All parameters must be on one device, found {', '.join(sorted(devices))}.")
+
+
 def check_kind(group: Group) -> None:
     """Raise where a group does not say what it is."""
     if group.get("kind") not in KINDS:

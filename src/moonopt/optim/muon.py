@@ -17,6 +17,7 @@ from moonopt.optim.groups import (
     check_group,
     check_kind,
     check_loadable,
+    check_one_device,
     groups_of,
     load_into,
     rate_of,
@@ -62,8 +63,8 @@ class Muon(TaskOptimizer):
         schedule, steps, polar_dtype: see ``moonopt.polar``.
         rules: overrides of the routing, from a name pattern to "matrix", "vector" or ``Split``.
         module: the model, where ``params`` is not all of it.
-        nonfinite: "raise" on a NaN or infinite loss or gradient, or "skip" the step and count it. One process decides so for
-            all, which must make the same steps.
+        nonfinite: "raise" on a NaN or infinite loss or gradient, or "skip" the step and count it. With combined losses, one
+            process decides so for all, which must make the same steps.
         capturable: keep learning rates as tensors on the device, for a CUDA graph of your own: a step in it counts bad losses
             and gradients, and does not raise; nothing can be evaluated twice in it. ``moonopt.capture`` needs no such thing.
 
@@ -211,7 +212,9 @@ class Muon(TaskOptimizer):
         """Whether losses and gradients are finite on all ranks: known at once on a CPU, a flag on an accelerator."""
         of_gradients = entries_not_finite([gradient for each in active for gradient in each.gradients])
         of_losses = [not_finite(each.before.to(of_gradients.device)) for each in batches]
-        bad = with_other_ranks(torch.cat([*of_losses, of_gradients.reshape(1)]))
+        bad = torch.cat([*of_losses, of_gradients.reshape(1)])
+        if batches:  # without losses, as in torch, nobody is waited for
+            bad = with_other_ranks(bad)
         finite, found_inf = ~bad.any(), getattr(self, "found_inf", None)
         if found_inf is not None:
             marked = found_inf.to(bad.device).reshape(()) != 0
@@ -334,7 +337,7 @@ class Muon(TaskOptimizer):
         group.setdefault("rows", [None] * len(group["params"]))
         try:
             check_group(group)
-            _check_one_device(self.param_groups)
+            check_one_device(self.param_groups)
         except ValueError:
             self.param_groups.pop()
             raise
@@ -389,12 +392,6 @@ class Muon(TaskOptimizer):
     def __getstate__(self) -> dict[str, Any]:
         ours = ("_module", "_root", "_rules", "_polar", "_nonfinite", "_capturable", "_pending", "_vector_defaults", "_frozen")
         return super().__getstate__() | {name: getattr(self, name) for name in ours}
-
-
-def _check_one_device(groups: Sequence[Group]) -> None:
-    devices = {str(p.device) for group in groups for p in group["params"]}
-    if len(devices) > 1:
-        raise ValueError(f"All parameters must be on one device, found {', '.join(sorted(devices))}.")
 
 
 def _scaled(factors: list[Tensor], scale: str) -> list[Tensor]:
