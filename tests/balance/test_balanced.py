@@ -24,6 +24,7 @@ from moonopt.balance.famo import FAMO
 from moonopt.balance.linear import LS, SI, STL
 from moonopt.balance.mgda import MGDA
 from moonopt.balance.nash import NashMTL
+from moonopt.linalg.schedules import polar_express
 from moonopt.methods import BALANCERS, build
 from two_heads import TwoHeads
 
@@ -185,6 +186,33 @@ def test_it_drives_optimizers_of_all_kinds(two_heads, batch):
         for _ in range(10):
             optimizer.minimize(separate(model), *batch())
         assert sum(separate(model)(*batch())) < first
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [(name, {}) for name in [*METHODS, "moon", "muon"]]
+    + [("mgda", {"engine": engine}) for engine in ("stored:batched", "stored:anew", "columns", "blocked:2")]
+    + [("moon", {"optimizer": {"delta": mode}}) for mode in ("per_task", "forward_mode", "double_backward")]
+    + [("moon", {"optimizer": {"dual": "exact"}}), ("mgda", {"balancer": {"normalisation": "loss+"}})],
+    ids=str,
+)
+def test_a_model_trains_where_it_lies_whatever_the_default_device(two_heads, batch, name, options):
+    found = []
+    for default in ("cpu", "meta"):  # tensors of the latter have no values
+        model, (x, y) = two_heads(), batch()
+        polar_express.cache_clear()
+        with torch.device(default):
+            optimizer = build(name, model, 2, **options)
+            for group in optimizer.param_groups[1:]:
+                group["lr"] = torch.tensor(0.01, device="cpu")
+            for wanted in (["0", "1"], ["1"], ["0", "1"]):
+                optimizer.zero_grad()
+                for half in (slice(16), slice(16, None)):
+                    optimizer.combine(named(model, ["0", "1"]), x[half], y[half], wanted).backward()
+                optimizer.step()
+            optimizer.diagnostics()
+        found.append(snapshot(model, optimizer))
+    assert_same(*found)
 
 
 # The orders in which loops, scalers and trainers call

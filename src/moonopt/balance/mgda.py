@@ -35,7 +35,7 @@ class MGDA(Balancer):
 
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
         gram = tasks.gram()
-        sizes = torch.ones(tasks.count, dtype=torch.float64)
+        sizes = torch.ones_like(gram[0])
         if self.normalisation in ("l2", "loss+"):
             norms = gram.diagonal().sqrt()
             sizes = sizes * torch.where(norms > 0, norms, 1.0)

@@ -44,5 +44,5 @@ class PCGrad(Balancer):
 
 def random_orders(count: int, generator: torch.Generator) -> Tensor:
     """For each task the others in random order, (count, count - 1)."""
-    order = torch.rand(count, count - 1, generator=generator).argsort(1)
-    return order + (order >= torch.arange(count)[:, None])
+    order = torch.rand(count, count - 1, generator=generator, device="cpu").argsort(1)
+    return order + (order >= torch.arange(count, device="cpu")[:, None])

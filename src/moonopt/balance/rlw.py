@@ -23,4 +23,4 @@ class RLW(Balancer):
         return chance.initial(self.seed)
 
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
-        return torch.randn(tasks.count, generator=chance.generator(memory)).softmax(0)
+        return torch.randn(tasks.count, generator=chance.generator(memory), device="cpu").softmax(0)

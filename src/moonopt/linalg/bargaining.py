@@ -154,7 +154,7 @@ def _checked_orders(orders: Tensor, count: int) -> Tensor:
     if orders.shape != (count, count - 1) or orders.is_floating_point():
         found = f"{orders.dtype} of shape {tuple(orders.shape)}"
         raise ValueError(f"orders must be integers of shape {(count, count - 1)}, found {found}.")
-    tasks = torch.arange(count)
+    tasks = torch.arange(count, device="cpu")
     orders = orders.to("cpu", torch.int64)
     if not (torch.cat([orders, tasks.unsqueeze(1)], 1).sort(1).values == tasks).all():
         raise ValueError(f"Row i of orders must have all tasks but i, found {orders.tolist()}.")

@@ -100,12 +100,12 @@ def _best_quintic(low: float, high: float) -> Triple:
     if ratio >= 1 - 1e-5:  # too narrow to be solved for in float64: the limit has contact of third order at 1
         return _scaled(CLASSICAL_TRIPLE, argument=1 / high)
     inner = [(3 * ratio + 1) / 4, (ratio + 3) / 4]
-    signs = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64)
+    signs = torch.tensor([1.0, -1.0, 1.0, -1.0], dtype=torch.float64, device="cpu")
     previous_error = math.inf
     for _ in range(_REMEZ_ROUNDS):
-        points = torch.tensor([ratio, *inner, 1.0], dtype=torch.float64)
+        points = signs.new_tensor([ratio, *inner, 1.0])
         system = torch.stack([points, points**3, points**5, signs], dim=1)
-        a, b, c, error = torch.linalg.solve(system, torch.ones(4, dtype=torch.float64)).tolist()
+        a, b, c, error = torch.linalg.solve(system, torch.ones_like(points)).tolist()
         if abs(error - previous_error) <= 1e-15:
             break
         previous_error = error

@@ -365,7 +365,8 @@ def _largest(rates: Sequence[Rate]) -> Rate:
     """The largest rate, without waiting for those that are tensors."""
     if len(rates) == 1 or not any(isinstance(rate, Tensor) for rate in rates):
         return max(rates)
-    return functools.reduce(torch.maximum, [torch.as_tensor(rate) for rate in rates])
+    tensors = [rate if isinstance(rate, Tensor) else torch.tensor(rate, device="cpu") for rate in rates]
+    return functools.reduce(torch.maximum, tensors)
 
 
 def _both(finite: Finite, moving: bool | Tensor) -> Finite:

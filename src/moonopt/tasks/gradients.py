@@ -82,7 +82,7 @@ def gram_matrix(rows: Sequence[Sequence[Tensor | None]]) -> Tensor:
         for part in _in_float64([_together(row) for row in zip(*whole, strict=True)]):
             products = part @ part.mT
             total = products if total is None else total.to(products.device) + products
-    return torch.zeros(len(rows), len(rows), dtype=torch.float64) if total is None else total
+    return torch.zeros(len(rows), len(rows), dtype=torch.float64, device="cpu") if total is None else total
 
 
 def _groups(columns: Iterable[Sequence[Tensor | None]], most: int) -> Iterator[list[Sequence[Tensor | None]]]:

@@ -1,5 +1,6 @@
 """Numbers by task, where some tasks may not be there: nothing here waits for the device."""
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -13,9 +14,8 @@ def mean_by_task(numbers: Sequence[Tensor], present: Sequence[Sequence[bool]], l
     """
     if len(numbers) == 1 and all(present[0]):
         return numbers[0].to(like)
-    total = sum(spread(each.to(like), here) for each, here in zip(numbers, present, strict=True))
-    count = sum(selection(here, like) for here in present)
-    return torch.as_tensor(total / count)
+    total = functools.reduce(torch.add, [spread(each.to(like), here) for each, here in zip(numbers, present, strict=True)])
+    return total / functools.reduce(torch.add, [selection(here, like) for here in present])
 
 
 def pick(numbers: Tensor, present: Sequence[bool]) -> Tensor:

@@ -1,5 +1,6 @@
 """Non-finite losses and gradients: noticed on the device, told on the host as soon as that costs no waiting."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -76,8 +77,7 @@ class Watch:
 
 def not_finite(*numbers: Tensor) -> Tensor:
     """Where some are NaN or infinite: zero times those is not zero. On a GPU ``isfinite`` is four kernels."""
-    first, *others = (0 * each for each in numbers)
-    return torch.as_tensor(sum(others, start=first)) != 0
+    return functools.reduce(torch.add, [0 * each for each in numbers]) != 0
 
 
 def any_not_finite(numbers: Tensor) -> Tensor:
