@@ -368,6 +368,55 @@ def test_gradnorm_does_not_stay_with_a_layer_that_some_tasks_do_not_have():
     torch.testing.assert_close(after.argmax(), by_trunk.argmax())
 
 
+@pytest.mark.parametrize("first", ["frozen", "trained"])
+def test_gradnorm_compares_in_the_same_layer_when_another_is_frozen_or_thawed(two_heads, batch, first):
+    weights = []
+    for chosen in (False, True):
+        model = two_heads()
+        last = model.trunk[2].weight
+        optimizer = Balanced(GradNorm(2, layer=[last] if chosen else None), torch.optim.SGD(model.parameters(), lr=0.01))
+        for frozen in (first == "frozen", first == "trained"):
+            model.trunk[0].requires_grad_(not frozen)
+            for seed in range(5):
+                optimizer.minimize(separate(model), *batch(seed=seed))
+        weights.append(optimizer.memory["w"])
+    assert torch.equal(*weights)
+
+
+def test_gradnorm_compares_in_another_layer_once_its_own_is_frozen(two_heads, batch):
+    weights = []
+    for chosen in (False, True):
+        model = two_heads()
+        inner, memory = torch.optim.SGD(model.parameters(), lr=0.01), {}
+        for index in (2, 0):
+            layer = [model.trunk[index].weight] if chosen else None
+            optimizer = Balanced(GradNorm(2, layer=layer), inner)
+            optimizer.memory.update(memory)
+            for seed in range(5):
+                optimizer.minimize(separate(model), *batch(seed=seed))
+            memory = dict(optimizer.memory)
+            model.trunk[2].requires_grad_(False)
+        weights.append(memory["w"])
+    assert torch.equal(*weights)
+
+
+def test_gradnorm_goes_on_from_a_checkpoint_that_counted_frozen_layers_out(two_heads, batch):
+    """The number 1 was that of the trunk's second matrix, or of the bias of its first: the layer is found anew."""
+    found = []
+    for is_old in (False, True):
+        model = two_heads()
+        optimizer = Balanced(GradNorm(2), torch.optim.SGD(model.parameters(), lr=0.01))
+        for seed in range(10):
+            optimizer.minimize(separate(model), *batch(seed=seed))
+            if is_old and seed == 4:
+                saved = optimizer.state_dict()
+                saved["param_groups"][0]["balancer_layer"] = 1
+                optimizer.load_state_dict(saved)
+        found.append(dict(optimizer.memory))
+    assert torch.equal(found[0]["w"], found[1]["w"])
+    assert found[0]["layer"] == found[1]["layer"]
+
+
 def test_gradnorm_of_one_task_compares_nothing():
     theta = nn.Parameter(torch.ones(3))
     optimizer = Balanced(GradNorm(1), torch.optim.SGD([theta], lr=0.1))

@@ -219,7 +219,7 @@ class Balanced(Wrapper):
             return detached(answer)
         self._warn_of_constants(losses)
         answer, batch = detached(answer), self._micro_batch(losses, None)
-        tasks = Tasks(losses, self._parameters(), self._shared, self._engine)
+        tasks = Tasks(losses, self._trained(), self._shared, self._engine)
         seen = tasks.seen()  # without the graph, which is of no use any more
         del losses, tasks
         weights = batch.observed = torch.zeros_like(batch.before)
@@ -294,7 +294,7 @@ class Balanced(Wrapper):
         if batch is None:  # nobody differentiates this
             return self._shown(losses, pick(self.task_weights, losses.present))
         check_same_tasks(self._pending.foreseen.pop("tasks", losses.names), losses.names)
-        tasks = Tasks(losses, self._parameters(), self._shared, self._engine, self._pending.foreseen.pop("gram", None))
+        tasks = Tasks(losses, self._trained(), self._shared, self._engine, self._pending.foreseen.pop("gram", None))
         if isinstance(self.balancer, Aggregator) and bool(losses.values.isfinite().all()):
             weights = batch.observed = self._remembered(self.balancer.weights(tasks, self.memory), losses)
             directions = self.balancer.direction(tasks, self.memory)

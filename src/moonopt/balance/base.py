@@ -98,12 +98,13 @@ class Tasks:
     def __init__(
         self,
         losses: TaskLosses,
-        parameters: Sequence[Tensor],
+        trained: Sequence[Tensor],
         shared: Sequence[Tensor] | None,
         engine: Engine,
         gram: Tensor | None = None,
     ) -> None:
-        self.losses, self.parameters = losses, list(parameters)
+        self.losses, self.trained = losses, list(trained)  # frozen ones, too, so that places in it last
+        self.parameters = [p for p in trained if p.requires_grad]
         self._shared, self._engine, self._gram = shared, engine, gram
         self._joint: Joint | None = None  # of the gradients, where they are known and lie in one matrix
 
@@ -163,7 +164,7 @@ class Tasks:
         losses = self.losses._replace(
             values=self.losses.values.detach(), separate=tuple(each.detach() for each in self.losses.separate)
         )
-        found = Tasks(losses, self.parameters, self._shared, self._engine)
+        found = Tasks(losses, self.trained, self._shared, self._engine)
         for name in ("gradients", "shared", "gram_on_device", "_culprits"):
             vars(found)[name] = getattr(self, name)
         found._joint = self._joint

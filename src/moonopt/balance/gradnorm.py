@@ -11,6 +11,10 @@ from moonopt.balance.base import Balancer, Memory, Tasks
 from moonopt.tasks.gradients import task_gradients
 from moonopt.tasks.presence import pick, selection, spread
 
+#: The layer is remembered by its place among all parameters, frozen or not: FIRST, FIRST - 1, FIRST - 2, ... Numbers from 0 on
+#: are of older checkpoints, which left frozen ones out: nobody knows which those were, and the layer is chosen anew.
+NOT_CHOSEN, FIRST = -1, -2
+
 
 class GradNorm(Balancer):
     """GradNorm (Chen et al., 2018): weights of sum K that bring the norms of the weighted task gradients together.
@@ -39,7 +43,7 @@ class GradNorm(Balancer):
         self._layer = None if layer is None else list(layer)
 
     def initial(self, like: Tensor) -> dict[str, Any]:
-        return adam.initial("w", torch.ones_like(like)) | {"first": torch.full_like(like, torch.nan), "layer": -1}
+        return adam.initial("w", torch.ones_like(like)) | {"first": torch.full_like(like, torch.nan), "layer": NOT_CHOSEN}
 
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
         """Those of the moment; what the gradients say is for the next step."""
@@ -65,8 +69,9 @@ class GradNorm(Balancer):
     def _chosen_layer(self, tasks: Tasks, memory: Memory) -> list[Tensor]:
         if self._layer is not None:
             return self._layer
-        if memory["layer"] >= 0:
-            return [tasks.parameters[memory["layer"]]]
+        index = FIRST - memory["layer"]
+        if index >= 0 and tasks.trained[index].requires_grad:
+            return [tasks.trained[index]]
         matrices = [p for p in tasks.shared if p.dim() > 1]
         if not matrices:
             raise ValueError("GradNorm compares gradients in the last shared matrix, and found none: pass layer=[...].")
@@ -76,7 +81,7 @@ class GradNorm(Balancer):
             users = [count + (g is not None and bool(g.any())) for count, g in zip(users, row, strict=True)]
         last = max(range(len(matrices)), key=lambda index: (users[index], index))
         if users[last] == len(self.tasks):
-            memory["layer"] = next(index for index, p in enumerate(tasks.parameters) if p is matrices[last])
+            memory["layer"] = FIRST - next(index for index, p in enumerate(tasks.trained) if p is matrices[last])
         return [matrices[last]]
 
 
