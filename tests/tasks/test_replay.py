@@ -1,5 +1,7 @@
 """The second evaluation repeats the first and leaves no trace."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -100,6 +102,48 @@ def test_training_goes_on_as_if_there_had_been_no_second_forward(noisy):
             optimizer.minimize(lambda x, model=model: model(x).square().mean(0), torch.randn(8, 6))
         ends.append([*model.parameters(), *model.buffers(), torch.get_rng_state()])
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+class Jitter(nn.Module):
+    """Has a generator of its own."""
+
+    def __init__(self, generator):
+        super().__init__()
+        self.generator = generator
+
+    def forward(self, x):
+        return _jittered(x, self.generator)
+
+
+def _jittered(x, generator):
+    return x + torch.randn(x.shape, generator=generator)
+
+
+#: For a generator and the module of it: a closure that draws from it and its arguments after x.
+WITH_GENERATOR = {
+    "an argument": lambda generator, module: (_jittered, generator),
+    "a part of the batch": lambda generator, module: (lambda x, batch: _jittered(x, batch["own"]), {"own": generator}),
+    "a name": lambda generator, module: (lambda x: _jittered(x, generator),),
+    "a default": lambda generator, module: (lambda x, own=generator: _jittered(x, own),),
+    "a default by name": lambda generator, module: (lambda x, *, own=generator: _jittered(x, own),),
+    "bound before": lambda generator, module: (functools.partial(_jittered, generator=generator),),
+    "the module's": lambda generator, module: (lambda x: module(x),),
+    "the method's object's": lambda generator, module: (Jitter(generator).forward,),
+}
+
+
+@pytest.mark.parametrize("whose", WITH_GENERATOR)
+def test_a_generator_of_the_closures_own_gives_the_same_numbers_again_and_then_goes_on(whose):
+    generator, reference = (torch.Generator().manual_seed(1) for _ in range(2))
+    module = nn.Sequential(nn.Identity(), Jitter(generator))
+    closure, *more = WITH_GENERATOR[whose](generator, module)
+    x = torch.zeros(3)
+    replay = Replay(closure, (x, *more), module, [torch.device("cpu")])
+    first = replay.first()
+    with replay.again() as again:
+        assert torch.equal(again, first)
+    assert torch.equal(first, _jittered(x, reference))
+    assert torch.equal(generator.get_state(), reference.get_state())
 
 
 def test_buffers_are_restored_also_when_the_closure_fails(noisy):
