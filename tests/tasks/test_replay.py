@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from moonopt import MOON
+from moonopt import MOON, build
 from moonopt.tasks.replay import Replay
 
 
@@ -268,6 +268,33 @@ def test_buffers_that_are_expanded_or_not_there_yet_are_fine():
     optimizer.minimize(closure, torch.randn(8, 6))
     assert torch.equal(*seen)
     assert model.average is not None
+
+
+@pytest.mark.parametrize("name", ["moon", "famo"])
+def test_a_buffer_that_was_made_in_inference_mode_is_fine(name):
+    """By a validation before the first step, as Lightning has it."""
+
+    class Lazy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.layers = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 2))
+            self.register_buffer("shift", None)
+
+        def forward(self, x):
+            if self.shift is None:
+                self.shift = torch.linspace(0, 1, 2)
+            return self.layers(x) + self.shift
+
+    ends = []
+    for mode in (torch.inference_mode, torch.no_grad):
+        model = Lazy()
+        optimizer = build(name, model, 2)
+        with mode():
+            model(torch.ones(1, 6))
+        optimizer.minimize(lambda model=model: list(model(torch.ones(3, 6)).square().mean(0)))
+        ends.append([*model.parameters(), optimizer.task_weights])
+    assert all(torch.equal(*pair) for pair in zip(*ends, strict=True))
 
 
 def test_the_second_forward_does_not_take_attentions_fast_path():

@@ -183,8 +183,7 @@ class _Buffers:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._places = [(owner, name, buffer) for owner in modules for name, buffer in owner._buffers.items()]
-        # What is expanded from fewer numbers cannot be written to, by anybody.
-        self._tensors = [b for _, _, b in self._places if b is not None and (b.numel() < 2 or 0 not in b.stride())]
+        self._tensors = [buffer for _, _, buffer in self._places if buffer is not None and _is_writable(buffer)]
         self._contents = [torch.empty_like(buffer) for buffer in self._tensors]
         _copy(self._contents, self._tensors)
 
@@ -193,8 +192,13 @@ class _Buffers:
             if owner._buffers.get(name) is not buffer:
                 owner._buffers[name] = buffer
         # A graph that waits may have saved them: after an evaluation they are for it what they were.
-        with _unsafe_preserve_version_counter(tuple(each for each in self._tensors if not each.is_inference())):
+        with _unsafe_preserve_version_counter(tuple(self._tensors)):
             _copy(self._tensors, self._contents)
+
+
+def _is_writable(buffer: Tensor) -> bool:
+    """Nobody writes to what is expanded from fewer numbers, nor, in training, to what was made in inference mode."""
+    return not buffer.is_inference() and (buffer.numel() < 2 or 0 not in buffer.stride())
 
 
 @torch.no_grad()
