@@ -365,6 +365,28 @@ def losses(found):
     assert not recwarn.list
 
 
+def test_what_a_closure_writes_itself_is_no_batch_of_another_though_it_reads_it(recwarn):
+    """A global, and a variable of the function around."""
+    around = {"torch": torch, "output": torch.ones(1)}
+    code = """
+def made():
+    total = torch.zeros(1)
+    def losses(x):
+        global output
+        nonlocal total
+        output = x.square()
+        total = total + output.sum()
+        return output
+    return losses
+"""
+    exec(code, around)
+    replay = Replay(around["made"](), (torch.ones(2),), None, [torch.device("cpu")])
+    replay.first()
+    with replay.again():
+        pass
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize("made", [list, tuple, lambda parts: dict(enumerate(parts))])
 def test_a_batch_of_several_tensors_is_looked_up_as_well(made):
     around = {"batch": made([torch.ones(2), torch.ones(1)])}

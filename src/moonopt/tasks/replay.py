@@ -26,6 +26,8 @@ Answer = Any
 #: A batch has no more parts than this: longer lists are not looked through.
 SMALL_BATCH = 16
 
+_OUTSIDE = ("GLOBAL", "NAME", "DEREF")  # the kinds of names in a function's code that may be of something outside of it
+
 
 class Replay:
     """A closure bound to its arguments, and the circumstances of its first evaluation.
@@ -160,9 +162,12 @@ def _named(closure: object) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=256)
 def _read_names(code: types.CodeType) -> frozenset[str]:
-    """The names that are read in it, of globals and of what is around; not those of attributes, nor what is only written."""
-    loads = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
-    return frozenset(each.argval for each in dis.get_instructions(code) if each.opname in loads)
+    """The names that are read in it, of globals and of what is around; not those of attributes, nor what it writes itself."""
+    return frozenset(_names(code, "LOAD") - _names(code, "STORE"))
+
+
+def _names(code: types.CodeType, verb: str) -> set[str]:
+    return {each.argval for each in dis.get_instructions(code) if each.opname in {f"{verb}_{kind}" for kind in _OUTSIDE}}
 
 
 def _weakly(value: object) -> tuple[weakref.ref[Tensor], ...]:
