@@ -187,6 +187,29 @@ def test_a_captured_moon_step_is_the_step_with_dropout_and_buffers(mode, loss):
     assert found["delta/a"] == expected["delta/a"]
 
 
+class Penalised(nn.Module):
+    """Its losses are differentiated inside of their computation."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(32, 64), nn.Tanh(), nn.Dropout(0.1), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
+        )
+
+    def losses(self, x, y):
+        x = x.mean(1).detach().requires_grad_()
+        output = self.layers(x)[:, 0]
+        (slope,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+        return {"a": slope.square().sum(1).mean(), "b": (output - y).square().mean()}
+
+
+@needs_gpu
+@pytest.mark.parametrize("build", [moon(), lambda model: by_gram(FAMO, model)], ids=["moon", "famo"])
+def test_a_closure_that_differentiates_inside_is_the_same_captured(build):
+    runs = [trained(build, batches(8), captured, make=Penalised) for captured in (True, False)]
+    assert_equal(*runs)
+
+
 @needs_gpu
 def test_a_captured_step_is_that_of_minimize():
     data, models = batches(6), []

@@ -1,6 +1,7 @@
 """The second evaluation repeats the first and leaves no trace."""
 
 import functools
+import pickle
 
 import pytest
 import torch
@@ -144,6 +145,95 @@ def test_a_generator_of_the_closures_own_gives_the_same_numbers_again_and_then_g
         assert torch.equal(again, first)
     assert torch.equal(first, _jittered(x, reference))
     assert torch.equal(generator.get_state(), reference.get_state())
+
+
+class Penalised(nn.Module):
+    """A slope in x, for which the closure differentiates, of a network with dropout and a buffer that counts."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 2))
+        self.own = torch.Generator().manual_seed(1)
+        self.evaluations = []
+
+    def losses(self, x):
+        self.evaluations.append(None)
+        x = (x + 0.1 * torch.randn(x.shape, generator=self.own)).requires_grad_()
+        output = self.layers(x)
+        (slope,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+        self.evaluations[-1] = torch.stack([slope.square().sum(1).mean(), output.square().mean().to(slope)])
+        return {"slope": self.evaluations[-1][0], "size": self.evaluations[-1][1]}
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", ["moon", "famo"])
+def test_a_closure_that_differentiates_inside_is_repeated_with_a_graph(name, autocast):
+    model = Penalised()
+    rate = {"moon": {"lr": torch.tensor(0.0)}, "famo": {"lr": 0.0}}[name]
+    optimizer = build(name, model, ["slope", "size"], optimizer=rate)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for step in range(3):
+        before = len(model.evaluations)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = optimizer.combine(model.losses, torch.randn(8, 6))
+        scaler.scale(loss).backward()
+        after_one = [*_buffers(model).values(), torch.get_rng_state(), model.own.get_state()]
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        ends = [*model.buffers(), torch.get_rng_state(), model.own.get_state()]
+        assert all(torch.equal(*pair) for pair in zip(after_one, ends, strict=True))
+        first, *failed, again = model.evaluations[before:]
+        assert torch.equal(first, again)
+        assert failed == ([None] if step == 0 else [])  # it is remembered
+    assert not optimizer.task_weights.requires_grad
+    copied = pickle.loads(pickle.dumps(optimizer))
+    assert not copied._pending.differentiating
+
+
+def test_the_deltas_of_a_closure_that_differentiates_inside_are_those_of_its_gradients():
+    deltas = []
+    for mode in ("loss_difference", "per_task"):
+        model = Penalised().double()
+        optimizer = MOON(model, tasks=["slope", "size"], lr=1e-6, delta=mode)
+        torch.manual_seed(1)
+        for _ in range(2):
+            optimizer.minimize(model.losses, torch.randn(8, 6, dtype=torch.float64))
+        found = optimizer.diagnostics()
+        deltas.append([found["delta/slope"], found["delta/size"]])
+    assert deltas[0] == pytest.approx(deltas[1], rel=1e-3)
+
+
+def test_a_closure_that_fails_for_another_reason_is_not_tried_once_more():
+    calls = []
+
+    def closure(x):
+        calls.append(1)
+        if not torch.is_grad_enabled():
+            raise RuntimeError("CUDA error")
+        return x
+
+    replay = Replay(closure, (torch.ones(2),), None, [torch.device("cpu")])
+    with torch.no_grad(), pytest.raises(RuntimeError, match="CUDA error"), replay.again():
+        pass
+    assert len(calls) == 1
+
+
+def test_in_a_capture_a_graph_is_made_for_a_closure_that_was_seen_to_want_one(monkeypatch):
+    """Random numbers can be drawn again once there, and a warm-up comes before."""
+    monkeypatch.setattr("moonopt.tasks.replay.is_capturing", lambda device: True)
+    monkeypatch.setattr("moonopt.tasks.replay.draw_again", lambda device, again: None)
+    model, x = Penalised(), torch.randn(8, 6)
+    seen, devices = set(), [torch.device("cpu")]
+    replay = Replay(model.losses, (x,), model, devices, differentiating=seen)
+    with torch.no_grad(), pytest.raises(RuntimeError, match="does not require grad"), replay.again():
+        pass
+    assert len(model.evaluations) == 1
+    seen.add(model.losses.__code__)
+    with torch.no_grad(), replay.again() as answer:
+        assert not any(loss.requires_grad for loss in answer.values())
+    assert len(model.evaluations) == 2
 
 
 def test_buffers_are_restored_also_when_the_closure_fails(noisy):

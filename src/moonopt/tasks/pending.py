@@ -58,6 +58,7 @@ class Pending:
         self.by_task: dict[str, Tensor] = {}  # of the last step, one number per task
         self.foreseen: dict[str, Any] = {}  # what was evaluated before the first evaluation
         self.warned: set[str] = set()
+        self.differentiating: set[object] = set()  # the code of closures that do so inside
 
     def __reduce__(self) -> tuple[Callable[[], "Pending"], tuple[()]]:
         return Pending, ()
@@ -104,7 +105,7 @@ class Pending:
             self.batches[:] = waiting
 
     def clear(self) -> None:
-        """Forget everything but the warnings that were given; counters on a device stay where they are, at 0."""
+        """Forget everything but warnings that were given and what is known of closures; counters on a device stay, at 0."""
         self.batches.clear()
         self.watch.clear()
         self.counters = {name: count.zero_() for name, count in self.counters.items() if isinstance(count, Tensor)}

@@ -3,7 +3,7 @@
 What is protected is what torch knows of: its generators on the CPU and on the accelerators in use, a closure's own where
 it is given them, looks them up by name or has them as attributes, and the module's buffers and flags. A closure that draws
 from Python's or NumPy's generators, advances a data loader, or logs, does so twice. One that differentiates inside (a
-gradient penalty) must do so under ``torch.enable_grad()``.
+gradient penalty) fails where no graph is made; it is evaluated with one, and remembered by its code.
 """
 
 import contextlib
@@ -21,10 +21,14 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from moonopt.tasks.capturing import draw_again, is_capturing
 from moonopt.tasks.kernels import KERNELS, has_dropout, plain_kernels
+from moonopt.tasks.losses import detached
 
 Answer = Any
 #: A batch has no more parts than this: longer lists are not looked through.
 SMALL_BATCH = 16
+
+#: What torch says where something is to be differentiated that has no graph.
+NO_GRAPH = "require grad"
 
 _OUTSIDE = ("GLOBAL", "NAME", "DEREF")  # the kinds of names in a function's code that may be of something outside of it
 
@@ -34,6 +38,7 @@ class Replay:
 
     Made before that evaluation; ``first()`` runs it, ``again()`` repeats it and leaves no trace. With ``plain``, the
     repetition takes kernels that can be differentiated in any way, and so does a first evaluation with dropout.
+    ``differentiating`` has the code of closures that were seen to differentiate inside, and is added to.
     """
 
     def __init__(
@@ -44,8 +49,11 @@ class Replay:
         devices: Iterable[torch.device],
         plain: bool = False,
         warn: Callable[[str], None] = warnings.warn,
+        differentiating: set[object] | None = None,
     ) -> None:
         self._closure, self._args, self._module, self._plain = closure, args, module, plain
+        self._code = getattr(closure, "__code__", None)
+        self._differentiating = set() if differentiating is None else differentiating
         self._looked_up, self._warn = looked_up(closure), warn
         self._plain_at_first = False
         modules = self._modules()
@@ -77,8 +85,7 @@ class Replay:
         modules = self._modules()
         here = (_Buffers(modules), _Flags(modules), self._generators.here())
         try:
-            for state in (self._buffers, self._flags, self._generators):
-                state.restore()
+            self._rewind()
             with plain_kernels() if self._plain else contextlib.nullcontext():
                 yield self._answer()
         finally:
@@ -98,7 +105,26 @@ class Replay:
                 "lambda x=x, y=y: ..."
             )
 
+    def _rewind(self) -> None:
+        for state in (self._buffers, self._flags, self._generators):
+            state.restore()
+
     def _answer(self) -> Answer:
+        if torch.is_grad_enabled():
+            return self._evaluated()
+        if self._code not in self._differentiating:
+            try:
+                return self._evaluated()
+            except RuntimeError as error:
+                if NO_GRAPH not in str(error) or not self._generators.can_rewind:
+                    raise
+            self._rewind()
+        with torch.enable_grad():
+            answer = self._evaluated()
+        self._differentiating.add(self._code)
+        return detached(answer)
+
+    def _evaluated(self) -> Answer:
         fast_attention = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)  # without a graph it would take over, and round otherwise
         try:
@@ -237,6 +263,8 @@ class _Flags:
 class _Generators:
     """The default generators of the CPU and of every accelerator in use, and those that a closure has of its own."""
 
+    can_rewind = True
+
     def __init__(self, devices: Iterable[torch.device], own: Iterable[torch.Generator]) -> None:
         self._devices = sorted({device for device in devices if device.type not in ("cpu", "meta")}, key=str)
         self._cpu = torch.get_rng_state()
@@ -257,8 +285,10 @@ class _Generators:
 class _CapturedGenerators:
     """The generator of a GPU in a capture, which has no state to save: it is told to draw the same again, or to go on.
 
-    A closure cannot be captured with generators of its own.
+    It is told once: there is no third time. A closure cannot be captured with generators of its own.
     """
+
+    can_rewind = False
 
     def __init__(self, device: torch.device, again: bool = True) -> None:
         self._device, self._again = device, again

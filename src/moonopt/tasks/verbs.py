@@ -148,7 +148,8 @@ class TaskOptimizer(Optimizer):
                 "The second evaluation of the losses protects no buffers (BatchNorm statistics, for one), because the module "
                 f"is not known: {advice}."
             )
-        return Replay(closure, args, module, [self.param_groups[0]["params"][0].device], plain, self._warn_once)
+        devices = [self.param_groups[0]["params"][0].device]
+        return Replay(closure, args, module, devices, plain, self._warn_once, self._pending.differentiating)
 
     def _warn_of_constants(self, losses: TaskLosses) -> None:
         """Of losses without a graph beside others: a placeholder would count as a task that never falls."""
