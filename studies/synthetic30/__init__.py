@@ -1,0 +1,1 @@
+"""The tables and the figure of docs/synthetic30.md."""
