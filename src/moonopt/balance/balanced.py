@@ -316,6 +316,8 @@ class Balanced(Wrapper):
             return pick(self.task_weights, losses.present)
         if self.balancer.needs_gradients and not is_capturing(losses.values.device) and not losses.values.isfinite().all():
             return pick(self.task_weights, losses.present)
+        if self._is_due():
+            self.balancer.forget()
         try:
             with torch.no_grad():
                 weights = self.balancer.weights(tasks, self.memory)

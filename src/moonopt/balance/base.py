@@ -299,6 +299,9 @@ class Balancer(ABC):
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
         """One weight per task that is there."""
 
+    def forget(self) -> None:  # noqa: B027
+        """Before the first losses of a step: what was seen of those that have led to none is void."""
+
     def value(self, losses: Tensor, weights: Tensor, memory: Memory) -> Tensor:
         """The number that the combined loss shows; its gradient is that of the weighted sum."""
         return (weights * losses).sum()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moonopt.balance import adam
-from moonopt.balance.base import Balancer, Memory, Tasks
+from moonopt.balance.base import Balancer, Learned, Memory, Tasks
 from moonopt.tasks.gradients import task_gradients
 from moonopt.tasks.presence import pick, selection, spread
 
@@ -41,9 +41,14 @@ class GradNorm(Balancer):
         super().__init__(tasks)
         self.alpha, self.lr = alpha, lr
         self._layer = None if layer is None else list(layer)
+        #: For after the step: slopes of the weights, which tasks were there, and the first losses that are known.
+        self._seen: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def initial(self, like: Tensor) -> dict[str, Any]:
         return adam.initial("w", torch.ones_like(like)) | {"first": torch.full_like(like, torch.nan), "layer": NOT_CHOSEN}
+
+    def forget(self) -> None:
+        self._seen.clear()
 
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
         """Those of the moment; what the gradients say is for the next step."""
@@ -52,19 +57,25 @@ class GradNorm(Balancer):
             self._balance(tasks, weights, memory)
         return weights
 
+    def learn(self, learned: Learned, memory: Memory) -> None:
+        for slopes, here, first in self._seen:
+            memory["first"] = torch.where(memory["first"].isnan(), first, memory["first"])
+            adam.step(memory, "w", slopes, here, self.lr)
+            positive = memory["w"].clamp_min(1e-6)
+            memory["w"] = positive * len(positive) / positive.sum()
+        self._seen.clear()
+
     def _balance(self, tasks: Tasks, weights: Tensor, memory: Memory) -> None:
         present = tasks.losses.present
         losses = spread(tasks.values.to(memory["w"]), present)
         here = selection(present, memory["w"])
-        memory["first"] = torch.where((here > 0) & memory["first"].isnan(), losses, memory["first"])
+        first = torch.where((here > 0) & memory["first"].isnan(), losses, memory["first"])
         norms = _norms(task_gradients(tasks.losses.separate, self._chosen_layer(tasks, memory))).to(weights)
-        ratios = tasks.values.to(weights) / pick(memory["first"], present)
+        ratios = tasks.values.to(weights) / pick(first, present)
         scaled = weights * norms
         target = scaled.mean() * (ratios / ratios.mean()) ** self.alpha
         slopes = (scaled - target).sign() * norms  # 0 for a target of NaN, where losses of 0 or less have no rate
-        adam.step(memory, "w", spread(slopes, present), here, self.lr)
-        positive = memory["w"].clamp_min(1e-6)
-        memory["w"] = positive * len(positive) / positive.sum()
+        self._seen.append((spread(slopes, present), here, first))
 
     def _chosen_layer(self, tasks: Tasks, memory: Memory) -> list[Tensor]:
         if self._layer is not None:
