@@ -12,11 +12,13 @@ from moonopt.runs.report.styles import Style
 from studies.entries import variant
 from studies.figures import draw_band, variant_style
 from studies.results import Variant
-from studies.synthetic30.results import MOON, ROBUST, Problem
+from studies.synthetic30.results import EQUAL, MOON, ROBUST, SPREAD, Problem
 
 FIGURE = "synthetic30-loss"
-DRAWN: tuple[Variant, ...] = (MOON, ROBUST, *((name, {}) for name in ("muon", "famo+muon", "famo", "ls", "mgda")))
-SHOWN = {"synthetic30": ("average loss", "one scale"), "synthetic30-spread": ("relative loss", "scales that differ")}
+DRAWN: tuple[Variant, ...] = (MOON, ROBUST, *((name, {}) for name in ("muon", "famo+muon", "famo", "ls", "nash-mtl")))
+#: What the axes show.
+LOWEST, HIGHEST = 0.01, 0.2
+SHOWN = {EQUAL: ("average loss", "one scale"), SPREAD: ("relative loss", "scales that differ")}
 
 
 def plots(problems: Mapping[str, Problem]) -> list[Plot]:
@@ -35,5 +37,8 @@ def plots(problems: Mapping[str, Problem]) -> list[Plot]:
 def _draw(rows: Mapping[str, tuple[Row, Style]], metric: str, axes: Axes) -> None:
     for row, style in reversed(list(rows.values())):  # the first on top
         if (band := metric_band(row, metric)) is not None:
-            draw_band(band, style, 1.0, 1e-3, axes)
-    axes.set(xlabel="step", ylabel=metric, yscale="log")
+            draw_band(band, style, 1.0, LOWEST, axes)
+    axes.set(xlabel="step", ylabel=metric, yscale="log", ylim=(LOWEST, HIGHEST))
+    axes.set_yticks([LOWEST, 0.02, 0.05, 0.1, HIGHEST])
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("")

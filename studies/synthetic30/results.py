@@ -10,6 +10,8 @@ from moonopt.runs.report.study import Row
 from studies.results import BETA, LOG_AUTO, LOSS, RATE, Results, Variant, read_exports, read_tuning, setting, study_of
 
 VECTOR_RATE = "optimizer.vector_lr"
+#: The folders of the problems: of one scale, as the paper has them, and of scales that differ.
+EQUAL, SPREAD = "synthetic30", "synthetic30-spread"
 MOON: Variant = ("moon", {})
 ROBUST: Variant = ("moon", LOG_AUTO)
 WITH_MUON: tuple[Variant, ...] = tuple((name, {}) for name in ("muon", "famo+muon", "mgda+muon"))
@@ -38,7 +40,7 @@ class Problem(Results):
 
 def read(folder: Path) -> Mapping[str, Problem]:
     """By the names of their folders."""
-    return {name: _problem(folder / name) for name in ("synthetic30", "synthetic30-spread")}
+    return {name: _problem(folder / name) for name in (EQUAL, SPREAD)}
 
 
 def _problem(folder: Path) -> Problem:

@@ -7,7 +7,7 @@ from moonopt.bench.synthetic import Synthetic30
 from moonopt.runs.report.drawing import Plot
 from studies.entries import NOT_RUN, average, entry, markdown, seeds, variant
 from studies.synthetic30.figures import FIGURE
-from studies.synthetic30.results import MAIN, MOON, ROBUST, Problem
+from studies.synthetic30.results import EQUAL, MAIN, MOON, ROBUST, SPREAD, Problem
 from studies.tables import differences_table, figures, metrics_table, missing
 from studies.tuning import files
 
@@ -17,6 +17,7 @@ AVERAGE, RELATIVE, WORST = (
     next(metric for metric in Synthetic30.metrics if metric.name == name)
     for name in ("average loss", "relative loss", "worst relative loss")
 )
+METRICS: Mapping[str, Sequence[Metric]] = {EQUAL: (AVERAGE, WORST), SPREAD: (AVERAGE, RELATIVE, WORST)}
 #: How much lower the paper has MOON's average loss than these, in percent.
 PAPER = {"famo": 20, "mgda": 15}
 
@@ -26,16 +27,15 @@ def tables(problems: Mapping[str, Problem], drawn: Iterable[Plot]) -> dict[str, 
     made = figures([FIGURE], drawn)
     for name, problem in problems.items():
         rows = {variant(*each): problem.row(*each) for each in MAIN}
-        metrics = [AVERAGE, RELATIVE, WORST] if name.endswith("spread") else [AVERAGE, WORST]
+        metrics = METRICS[name]
         pairs = [(MOON, other) for other in MAIN[1:]] + [(ROBUST, other) for other in MAIN[2:]]
         made |= {
             f"{name}-main": metrics_table(rows, metrics),
             f"{name}-differences": differences_table(problem, pairs, metrics[-2:]),
-            f"{name}-beta": _betas(problem, metrics),
             f"{name}-tuning": files(problem.tuning, lambda score: f"{score:.4f}"),
             f"{name}-missing": missing({NOT_RUN: [label for label, row in rows.items() if row is None]}),
         }
-    return made | {"paper": _paper(problems["synthetic30"])}
+    return made | {"paper": _paper(problems[EQUAL]), "beta": _betas(problems[SPREAD])}
 
 
 def _paper(problem: Problem) -> str:
@@ -48,8 +48,8 @@ def _paper(problem: Problem) -> str:
     return f"MOON's average loss is lower than that of {', of '.join(told)}."
 
 
-def _betas(problem: Problem, metrics: Sequence[Metric]) -> str:
-    lines = []
+def _betas(problem: Problem) -> str:
+    metrics, lines = METRICS[SPREAD], []
     for loss in ("plain", "log"):
         for beta in BETAS:
             row = problem.moon_with(beta, loss)

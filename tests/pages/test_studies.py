@@ -27,12 +27,14 @@ STUDIES = {
     "qm9": ("results/qm9", "qm9.md"),
     "math_rl": ("results/math-rl", "math-rl.md"),
     "scenes": ("results", "scenes-and-faces.md"),
+    "synthetic30": ("results", "synthetic30.md"),
 }
 SCRIPTS = {
     "multimnist": (
         *("tune", "main", "tune-own", "own", "tune-components", "components", "ablations", "beyond", "exact", "efficiency"),
     ),
     "qm9": ("tune", "budget", "beta", "protocol"),
+    "synthetic30": ("tune", "main", "beta"),
 }
 
 

@@ -11,8 +11,8 @@ from moonopt.runs.cell import FORMAT, cell_of, safe, seeds_text
 from moonopt.runs.report.reading import Line, Run, read_runs
 from moonopt.runs.store import write_whole, writing
 
-#: What is left of curves.
-MOST_LINES = 50
+#: What is left of curves, and of those of the losses and weights of many tasks, which nobody can tell apart.
+MOST_LINES, MANY_TASKS, MOST_LINES_OF_MANY = 50, 20, 10
 #: Of more tasks, a matrix of conflicts in every line would be most of the file.
 FEW_TASKS = 4
 SIGNIFICANT_DIGITS = 4
@@ -26,8 +26,9 @@ def export(runs: Sequence[Run], out: Path) -> list[Path]:
 
     Other seeds of a file that is there already stay in it, so that a study may go on elsewhere; the warning names them.
 
-    Results are exact. Of each curve at most 50 lines stay, always the first and the last, in 4 significant digits; the
-    conflict matrix of more than 4 tasks stays in the last line that has one, examples in the first and the last.
+    Results are exact. Of each curve at most 50 lines stay, with more than 20 tasks at most 10 of the training, always the first
+    and the last, in 4 significant digits; the conflict matrix of more than 4 tasks stays in the last line that has one,
+    examples in the first and the last.
 
     Returns:
         The files.
@@ -68,6 +69,10 @@ def thinned(lines: Sequence[Line], most: int = MOST_LINES) -> list[Line]:
     return [lines[round(index * (len(lines) - 1) / (most - 1))] for index in range(most)]
 
 
+def _most_lines(run: Run) -> int:
+    return MOST_LINES if len((run.result or {})["tasks"]) <= MANY_TASKS else MOST_LINES_OF_MANY
+
+
 def _with_other_seeds(path: Path, runs: Sequence[Run]) -> list[Run]:
     """The runs, and those of other seeds that the file has from before. Warns of what is kept and of what is replaced."""
     by_seed, settings = {run.seed: run for run in runs}, _what_is_run(runs[0])
@@ -101,7 +106,7 @@ def _content(label: str, runs: Sequence[Run]) -> dict[str, Any]:
         seeds[str(run.seed)] = {
             **({"config": differing} if differing else {}),
             "result": run.result,
-            "train": [_rounded(line) for line in thinned(run.train)],
+            "train": [_rounded(line) for line in thinned(run.train, _most_lines(run))],
             "evaluation": [_rounded(line) for line in _with_few_examples(_last_large_conflict_only(thinned(run.evaluation)))],
         }
     return {

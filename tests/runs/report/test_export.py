@@ -77,6 +77,17 @@ def test_of_many_tasks_the_last_matrix_of_conflicts_stays(toy_runs, tmp_path):
     assert [line["conflict"] is None for line in found] == [True] * 11 + [False]
 
 
+@pytest.mark.parametrize(("tasks", "lines"), [(20, 50), (21, 10)])
+def test_of_many_tasks_fewer_losses_and_weights_stay(tasks, lines, toy_runs, tmp_path):
+    run = next(run for run in toy_runs if run.method == "moon" and not run.overrides and run.seed == 1)
+    many = replace(run, result=run.result | {"tasks": [f"y{number}" for number in range(tasks)]})
+    (file,) = export([many], tmp_path)
+    (found,) = json.loads(file.read_text())["seeds"].values()
+    steps = [line["step"] for line in found["train"]]
+    assert (len(steps), steps[0], steps[-1]) == (lines, 1, 250)
+    assert len(found["evaluation"]) == len(run.evaluation)
+
+
 def test_exporting_an_export_changes_nothing(toy_runs, tmp_path):
     first = export(toy_runs, tmp_path / "first")
     second = export(read_runs([tmp_path / "first"]), tmp_path / "second")
