@@ -184,15 +184,33 @@ def test_a_gradient_that_is_no_number_is_not_hidden(value):
     assert not any(each.isfinite().any() for each in gradients)
 
 
-def test_evaluation_gives_the_same_and_keeps_one_round(monkeypatch):
-    model, batch = network(half_messages=True), molecules()
-    kept, multiply = [], torch.bmm
+@pytest.fixture
+def kept(monkeypatch):
+    """The bytes of what every torch.bmm has written into."""
+    found, multiply = [], torch.bmm
 
     def watched(*given, out=None, **options):
-        kept.append(0 if out is None else out.untyped_storage().nbytes())
+        found.append(0 if out is None else out.untyped_storage().nbytes())
         return multiply(*given, out=out, **options)
 
     monkeypatch.setattr(torch, "bmm", watched)
+    return found
+
+
+def test_of_several_losses_at_once_each_keeps_one_round(kept):
+    start = torch.rand(6, 29, 64, requires_grad=True)
+    after = network(half_messages=True)._after_rounds(start, molecules())
+    largest = []
+    for count in (1, 4):
+        kept.clear()
+        gradients = torch.vmap(lambda direction: torch.autograd.grad(after, start, direction, retain_graph=True))
+        gradients(torch.ones(count, *after.shape))
+        largest.append(max(kept))
+    assert largest[1] * 3 == largest[0] * 4
+
+
+def test_evaluation_gives_the_same_and_keeps_one_round(kept):
+    model, batch = network(half_messages=True), molecules()
     expected = model(batch)["mu"]
     learning = max(kept)
     kept.clear()

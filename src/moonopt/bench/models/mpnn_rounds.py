@@ -98,17 +98,19 @@ def _gradients(gradients: Tensor, *saved: Tensor, of_edges: bool) -> tuple[Tenso
     scale = torch.linalg.vector_norm(gradients, torch.inf, (1, 2, 3), True).clamp(min=torch.finfo(dtype).tiny)
     of_x = (gradients / scale).flatten(0, 2)
     of_got = matrices.new_empty(batch, count, atoms, rounds, width)
-    of_sent = matrices.new_empty(count, rounds, batch * atoms, matrices.shape[1])
+    # Of one gradient, that of the matrices is made of these of all rounds; of several it is not, and the next takes the place.
+    of_sent = matrices.new_empty(count, rounds if count == 1 else 1, batch * atoms, matrices.shape[1])
     rows = []
     for number in reversed(range(rounds)):
+        of_round = of_sent[:, number % of_sent.shape[1]]
         of_gates_in, of_gates_x, of_x = _gru_backward(of_x, gates[number].expand(count, -1, -1).flatten(0, 1))
         of_message = (of_gates_in @ weight_ih).view(count, -1, width)
         of_message = _where_positive(of_message, messages.chunk(rounds)[number])
         of_got[:, :, :, number] = of_message.view(gradients.shape).transpose(0, 1)
         rows.append(torch.cat([of_gates_in, of_gates_x, of_message.flatten(0, 1)], 1).view(count, batch * atoms, -1))
-        for one, place in zip(of_got[:, :, :, number].unbind(1), of_sent[:, number], strict=True):
+        for one, place in zip(of_got[:, :, :, number].unbind(1), of_round, strict=True):
             torch.bmm(hidden.mT, one, out=place.view(batch, -1, width))
-        of_x = torch.addmm(of_x, of_gates_x, weight_hh) + _product(of_sent[:, number], matrices.mT, dtype).flatten(0, 1)
+        of_x = torch.addmm(of_x, of_gates_x, weight_hh) + _product(of_round, matrices.mT, dtype).flatten(0, 1)
     of_hidden = of_got.view(batch, -1, rounds * width) @ sent.view(batch, -1, rounds * width).mT
     of_hidden = _where_positive(of_hidden.view(batch, count, *hidden.shape[1:]), hidden.unsqueeze(1))
     of_hidden = of_hidden.view(batch * count, -1, len(weights))
@@ -116,16 +118,33 @@ def _gradients(gradients: Tensor, *saved: Tensor, of_edges: bool) -> tuple[Tenso
     of_rows, widths = torch.cat(rows[::-1], 1), [len(weight_ih), len(weight_hh), width]
     of_gates_in, of_gates_x, _ = torch.split(of_rows, widths, 2)
     of_bias_ih, of_bias_hh, of_bias = torch.split(of_rows.sum(1), widths, 1)
+    if count == 1:
+        of_matrices = _product(inputs.to(kept).mT.unsqueeze(0), of_sent.flatten(1, 2), dtype)
+    else:
+        of_matrices = _of_matrices(hidden, inputs.to(kept), of_got, dtype)
     found = [
         of_x.view(gradients.shape),
         _product(of_hidden.mT, given, dtype).view(batch, count, *weights.shape).sum(0),
-        _product(inputs.to(kept).mT.expand(count, -1, -1), of_sent.flatten(1, 2), dtype),
+        of_matrices,
         *(of_bias, _product(of_gates_in.mT, messages, dtype), _product(of_gates_x.mT, inputs, dtype), of_bias_ih, of_bias_hh),
         *([(of_hidden.to(dtype) @ weights).view(batch, count, *edges.shape[1:]).transpose(0, 1)] if of_edges else []),
     ]
     if count == 1:
         return tuple(torch._foreach_mul(found, scale.view(())))
     return tuple(each * scale.view(count, *[1] * (each.ndim - 1)) for each in found)
+
+
+def _of_matrices(hidden: Tensor, inputs: Tensor, of_got: Tensor, dtype: torch.dtype) -> Tensor:
+    """The gradients (K, width, channels * width) of the matrices A_k, from those (B, K, N, rounds, width) of what atoms get.
+
+    Atom i gets sum_k A_k' s_ik, and s_ik = sum_j h_ijk x_j is the same for all: the gradient of A_k is sum_i s_ik of_got_i'.
+    """
+    batch, count, atoms, rounds, width = of_got.shape
+    senders = inputs.view(rounds, batch, 1, atoms, width).permute(1, 2, 3, 0, 4).flatten(3)
+    gathered = senders.expand(-1, atoms, -1, -1).flatten(0, 1).mT @ hidden.view(batch * atoms, atoms, -1)
+    receivers = of_got.permute(0, 2, 3, 1, 4).reshape(-1, count * width)
+    found = _product_of_two(gathered.view(len(receivers), -1).T, receivers, dtype)
+    return found.view(width, -1, count, width).permute(2, 0, 1, 3).reshape(count, width, -1)
 
 
 def _product(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
