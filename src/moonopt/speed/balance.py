@@ -161,7 +161,7 @@ class _GivenTasks(Tasks):
     """Tasks whose gradients, in one parameter, are the rows of a Jacobian."""
 
     def __init__(self, jacobian: Tensor) -> None:
-        parameters = [torch.zeros_like(jacobian[0])]
+        parameters = [torch.zeros_like(jacobian[0], requires_grad=True)]
         super().__init__(read_losses(jacobian[:, 0]), parameters, parameters, Engine("stored"))
         self.jacobian, self.gradients = jacobian, [[row] for row in jacobian]
 
