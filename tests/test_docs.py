@@ -54,7 +54,7 @@ class Trunk(torch.nn.Module):
 
 
 LOOPS = python_blocks("loops.md")
-HEADINGS = ["losses", "plain", "apart", "accelerate", "lightning", "transformers", "frozen"]
+HEADINGS = ["losses", "plain", "apart", "processes", "accelerate", "lightning", "transformers", "frozen"]
 
 
 @pytest.mark.parametrize("number", range(1, len(LOOPS)), ids=HEADINGS[1:])
@@ -65,6 +65,8 @@ def test_the_loops_train(number, tmp_path, monkeypatch):
             pytest.importorskip(name)
     if "from accelerate" in LOOPS[number]:
         sys.modules["accelerate"].state.AcceleratorState._reset_state(reset_partial_state=True)
+    for name, value in {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}.items():
+        monkeypatch.setenv(name, str(value))
     torch.manual_seed(0)
     x, y, model = torch.randn(64, 6), torch.randint(3, (64, 2)), Trunk()
     given = {

@@ -502,8 +502,7 @@ def test_gammas_up_to_001_hardly_matter_in_a_run_of_their_ablation():
 
 def updated(weights: Tensor, delta: Tensor, beta: float) -> Tensor:
     """Algorithm 1, as MOON does it."""
-    everyone = [True] * len(weights)
-    return next_logits(weights.log(), torch.zeros(()), delta, everyone, beta=beta, gamma=0.0)[0].softmax(0)
+    return next_logits(weights.log(), torch.zeros(()), delta, None, beta=beta, gamma=0.0)[0].softmax(0)
 
 
 def updated_with_jacobian(weights: Tensor, delta: Tensor, beta: float) -> Tensor:

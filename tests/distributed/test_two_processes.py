@@ -1,25 +1,22 @@
-"""Two processes with gloo: Muon and loss-based balancers are the same on both and as on the joined batch; the others refuse."""
+"""Two processes with gloo: Muon and loss-based balancers are the same on both and as on the joined batch; others refuse."""
 
 import contextlib
-import datetime
-import socket
-import time
 
 import pytest
 import torch
-from torch import distributed, multiprocessing, nn
+from torch import distributed, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from moonopt import MOON, Muon
+from moonopt import Muon
 from moonopt.methods import BALANCERS, build
+from two_processes import WORLD, both
 
 pytestmark = pytest.mark.skipif(
     not distributed.is_available() or not distributed.is_gloo_available(), reason="torch was built without gloo"
 )
 
-WORLD, STEPS, TASKS = 2, 5, ("left", "right", "up")
-TIMEOUT = 60  # seconds
+STEPS, TASKS = 5, ("left", "right", "up")
 SETTINGS = {"dwa": {"window": 1}}  # so that its weights move within the steps
 LOSS_BASED = [*(name for name, each in BALANCERS.items() if not each.needs_gradients), "ls+muon", "famo+muon"]
 GRADIENT_BASED = [name for name, each in BALANCERS.items() if each.needs_gradients]
@@ -28,19 +25,10 @@ GRADIENT_BASED = [name for name, each in BALANCERS.items() if each.needs_gradien
 # What each process does
 
 
-def run(rank, port, folder):
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo",
-        init_method=f"tcp://127.0.0.1:{port}",
-        rank=rank,
-        world_size=WORLD,
-        timeout=datetime.timedelta(seconds=TIMEOUT / 2),
-    )
+def run(rank):
     found = {f"train {name}": train(name, parallel, lambda seed: data(seed, rank)) for name in LOSS_BASED}
     found |= {f"accumulate {name}": accumulate(name, rank) for name in ("ls", "uw", "famo")}
     found |= {f"refuse {name}": refusal(lambda model, name=name: make(name, model)) for name in GRADIENT_BASED}
-    found["refuse moon"] = refusal(lambda model: MOON(model, tasks=TASKS))
     found |= {
         f"raise {name}": refusal(lambda model, name=name: make(name, model), spoiled=rank == 0) for name in ("ls", "famo")
     }
@@ -55,8 +43,7 @@ def run(rank, port, folder):
     found["ddp whole"] = muon_steps(parallel, rank)
     found["validate"] = validate(rank)
     found["other tasks"] = other_tasks(rank)
-    torch.save(found, f"{folder}/{rank}.pt")
-    distributed.destroy_process_group()
+    return found
 
 
 def train(name, wrapped, batch):
@@ -258,19 +245,7 @@ def result(model, optimizer):
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = multiprocessing.spawn(run, (port, str(folder)), nprocs=WORLD, join=False)
-    deadline = time.monotonic() + TIMEOUT
-    try:
-        while not processes.join(timeout=max(0.0, deadline - time.monotonic())):
-            assert time.monotonic() < deadline, "the processes wait for each other"
-    finally:
-        for process in processes.processes:
-            process.kill()
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
+    return both(run, tmp_path_factory.mktemp("ranks"))
 
 
 def assert_identical(first, second):
@@ -302,12 +277,6 @@ def test_gradient_based_balancers_refuse(ranks, name):
         text = found[f"refuse {name}"]
         assert text.startswith(f"RuntimeError: {name} does not reduce task gradients over processes yet")
         assert text.endswith("found a world of 2 processes, expected one.")
-
-
-def test_moon_refuses(ranks):
-    for found in ranks:
-        assert found["refuse moon"].startswith("RuntimeError: MOON does not reduce its deltas over processes yet")
-        assert "2 processes" in found["refuse moon"]
 
 
 @pytest.mark.parametrize("name", ["ls", "famo"])

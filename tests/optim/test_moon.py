@@ -434,14 +434,6 @@ def test_sparse_gradients_are_refused():
         optimizer.step()
 
 
-def test_several_processes_are_refused_until_they_are_right(monkeypatch, two_heads, batch):
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    model = two_heads()
-    with pytest.raises(RuntimeError, match="world of 2 processes"):
-        MOON(model, tasks=2).minimize(model.losses, *batch())
-
-
 def test_sharded_parameters_are_refused_until_they_are_right():
     class DTensor(nn.Parameter):  # by name: a real one needs processes
         pass

@@ -1,12 +1,9 @@
 """The online dual: how the logits xi of the task weights follow the deltas (Algorithm 1, line 7)."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-
-from moonopt.tasks.presence import selection
 
 #: With beta="auto", how fast the running mean of the deltas' size forgets, and how far one step moves the logits.
 AUTO_DECAY = 0.98
@@ -29,25 +26,37 @@ def auto_rate(beta: float | str) -> float | None:
 
 
 def next_logits(
-    logits: Tensor, size: Tensor, delta: Tensor, present: Sequence[bool], *, beta: float | str, gamma: float
+    logits: Tensor, size: Tensor, delta: Tensor, here: Tensor | None, *, beta: float | str, gamma: float
 ) -> tuple[Tensor, Tensor]:
     """xi - beta * (delta + gamma * xi) for the tasks that were there, and the running mean of the deltas' size.
+
+    ``here`` is 1 for a task that was there and 0 for another; None where all were.
 
     The logits are centred first, which changes no weight: what all have in common would grow without end. With "auto", delta
     is centred over the tasks and divided by the mean. It is also centred where a task was not there, so that this one
     keeps its place among the others.
     """
     rate = auto_rate(beta)
-    here = selection(present, logits)
     logits = logits - logits.mean()
-    if not all(present):
+    if here is not None:
         delta = torch.where(here > 0, delta, 0.0)
-    if rate is not None or not all(present):
-        delta = (delta - delta.sum() / here.sum()) * here
+    if rate is not None or here is not None:
+        centred = _centred(delta, here)
+        delta = centred if rate is not None or here is None else torch.where(here.all(), delta, centred)
     if rate is not None:
-        if sum(present) > 1:  # the delta of a single task is nothing but its own mean
-            now = delta.abs().sum() / here.sum()
-            size = torch.where(size > 0, AUTO_DECAY * size + (1 - AUTO_DECAY) * now, now)
+        size = _followed(size, delta, here)
         delta = torch.where(size > 0, delta / size, 0.0)
     step = rate if rate is not None else float(beta)
-    return logits - step * (delta + gamma * logits) * here, size
+    move = step * (delta + gamma * logits)
+    return logits - (move if here is None else move * here), size
+
+
+def _centred(delta: Tensor, here: Tensor | None) -> Tensor:
+    return delta - delta.sum() / len(delta) if here is None else (delta - delta.sum() / here.sum()) * here
+
+
+def _followed(size: Tensor, delta: Tensor, here: Tensor | None) -> Tensor:
+    """The running mean; the delta of a single task, once centred, tells nothing."""
+    count = torch.full_like(size, len(delta)) if here is None else here.sum()
+    now = delta.abs().sum() / count
+    return torch.where(count > 1, torch.where(size > 0, AUTO_DECAY * size + (1 - AUTO_DECAY) * now, now), size)

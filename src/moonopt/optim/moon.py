@@ -21,7 +21,7 @@ from moonopt.tasks.kernels import plain_kernels
 from moonopt.tasks.losses import Losses, TaskLosses, detached, in_half_precision, read_losses, task_names
 from moonopt.tasks.pending import MicroBatch
 from moonopt.tasks.presence import mean_by_task, pick
-from moonopt.tasks.reduce import refuse_several_ranks
+from moonopt.tasks.reduce import means_by_task_over_ranks, refuse_several_ranks, world_size
 from moonopt.tasks.replay import Replay
 from moonopt.tasks.verbs import Closure
 from moonopt.tasks.watch import any_not_finite
@@ -171,8 +171,11 @@ class MOON(Muon):
     # What MOON adds to minimize and combine
 
     def _differentiate(self, closure: Closure, args: tuple[Any, ...]) -> Any:
-        """With double_backward, by a backward pass whose graph stays for the deltas: nothing is evaluated again."""
-        if self._solves or not isinstance(self._mode, DoubleBackward):
+        """With double_backward, by a backward pass whose graph stays for the deltas: nothing is evaluated again.
+
+        Not with several processes: what sums up their gradients wants a backward pass of torch's.
+        """
+        if self._solves or not isinstance(self._mode, DoubleBackward) or world_size() > 1:
             return super()._differentiate(closure, args)
         self._pending.watch.tell()
         with plain_kernels():  # in the backward pass, too: checkpointing evaluates there
@@ -217,9 +220,10 @@ class MOON(Muon):
         return weights if all(losses.present) else weights * pick(self.task_weights, losses.present).sum()
 
     def _micro_batch(self, losses: TaskLosses, replay: Replay | None) -> MicroBatch:
-        refuse_several_ranks(
-            "MOON does not reduce its deltas over processes yet, so that the weights of its ranks would drift apart"
-        )
+        if self._solves:
+            refuse_several_ranks('dual="exact" does not reduce task gradients over processes: use dual="online"')
+        elif self._delta == "auto":
+            refuse_several_ranks('delta="auto" takes times, which differ from process to process: name the mode')
         compared = self._compared(losses)
         trained = [p for p in self._matrices() if p.requires_grad]
         if not self._solves:
@@ -287,24 +291,22 @@ class MOON(Muon):
             return
         presences = [batch.present for batch in batches]
         losses = mean_by_task([batch.before for batch in batches], presences, self.param_groups[0]["logits"])
-        self._pending.by_task |= {"loss" if self._loss == "plain" else "log_loss": losses}
+        self._pending.by_task |= {self._loss_name: losses}
 
     def _follow(self, batches: Sequence[MicroBatch], found: Sequence[Deltas], good: Finite) -> None:
         """Let the logits follow the deltas."""
         group = self.param_groups[0]
         presences = [batch.present for batch in batches]
-        delta, floor = (mean_by_task(each, presences, group["logits"]) for each in zip(*found, strict=True))
+        quantities = [*zip(*found, strict=True), [batch.before for batch in batches]]
+        (delta, floor, losses), here = means_by_task_over_ranks(quantities, presences, group["logits"])
         if good is not True:
             delta, floor = torch.where(good, delta, 0.0), torch.where(good, floor, 0.0)
-        self._pending.by_task |= {"delta": delta, "delta_floor": floor}
+        self._pending.by_task |= {self._loss_name: losses, "delta": delta, "delta_floor": floor}
 
-        present = [any(here) for here in zip(*presences, strict=True)]
-        rejected = any_not_finite(pick(delta, present))
+        rejected = any_not_finite(delta if here is None else torch.where(here > 0, delta, 0.0))
         self._pending.count("rejected_deltas", rejected.to(torch.int64))
         usable = ~rejected if good is True else ~rejected & good
-        logits, size = next_logits(
-            group["logits"], group["delta_size"], delta, present, beta=group["beta"], gamma=group["gamma"]
-        )
+        logits, size = next_logits(group["logits"], group["delta_size"], delta, here, beta=group["beta"], gamma=group["gamma"])
         group["logits"].copy_(torch.where(usable, logits, group["logits"]))
         group["delta_size"].copy_(torch.where(usable, size, group["delta_size"]))
 
@@ -341,6 +343,10 @@ class MOON(Muon):
     @property
     def _evaluates_again(self) -> bool:
         return not self._solves and self._mode.evaluates_again
+
+    @property
+    def _loss_name(self) -> str:
+        return "loss" if self._loss == "plain" else "log_loss"
 
     def _compared(self, losses: TaskLosses) -> TaskLosses:
         return losses.log() if self._loss == "log" else losses

@@ -1,9 +1,12 @@
 """The same numbers on all ranks."""
 
+import functools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, distributed
+
+from moonopt.tasks.presence import mean_by_task, selection
 
 
 def world_size() -> int:
@@ -18,6 +21,25 @@ def mean_over_ranks(numbers: Tensor) -> Tensor:
     total = numbers.detach().clone()
     distributed.all_reduce(total)
     return total / world_size()
+
+
+def means_by_task_over_ranks(
+    quantities: Sequence[Sequence[Tensor]], present: Sequence[Sequence[bool]], like: Tensor
+) -> tuple[list[Tensor], Tensor | None]:
+    """``mean_by_task`` of several quantities, over the micro-batches of all processes, which need not have the same tasks.
+
+    Beside it 1 for every task that some process had, 0 for the others; None where all were there. One exchange.
+    """
+    means = [mean_by_task(numbers, present, like) for numbers in quantities]
+    if world_size() == 1 and all(map(any, zip(*present, strict=True))):
+        return means, None
+    counts = functools.reduce(torch.add, [selection(here, like) for here in present])
+    if world_size() > 1:
+        total = torch.stack([*(torch.where(counts > 0, mean * counts, 0.0) for mean in means), counts])
+        distributed.all_reduce(total)
+        *sums, counts = total.unbind()
+        means = [each / counts for each in sums]
+    return means, (counts > 0).to(like)
 
 
 def on_any_rank(flags: Tensor) -> Tensor:

@@ -1,0 +1,43 @@
+"""A function in two processes with gloo."""
+
+import datetime
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed, multiprocessing
+
+WORLD = 2
+TIMEOUT = 60  # seconds
+
+
+def both(function: Callable[[int], Any], folder: Path) -> list[Any]:
+    """What ``function(rank)`` returns in each of two processes that can reduce their tensors."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = multiprocessing.spawn(_run, (function, port, str(folder)), nprocs=WORLD, join=False)
+    deadline = time.monotonic() + TIMEOUT
+    try:
+        while not processes.join(timeout=max(0.0, deadline - time.monotonic())):
+            assert time.monotonic() < deadline, "the processes wait for each other"
+    finally:
+        for process in processes.processes:
+            process.kill()
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
+
+
+def _run(rank: int, function: Callable[[int], Any], port: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=WORLD,
+        timeout=datetime.timedelta(seconds=TIMEOUT / 2),
+    )
+    torch.save(function(rank), f"{folder}/{rank}.pt")
+    distributed.destroy_process_group()
