@@ -9,7 +9,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from moonopt.balance.base import BATCHED, COLUMNS, Aggregator, Balancer, Engine, Learned, Memory, NonFiniteGradientError, Tasks
+from moonopt.balance.base import (
+    BATCHED,
+    COLUMNS,
+    STORED,
+    Aggregator,
+    Balancer,
+    Engine,
+    Learned,
+    Memory,
+    NonFiniteGradientError,
+    Tasks,
+)
 from moonopt.balance.clipping import CLIPPED, note_shared, noted_shared
 from moonopt.balance.delivery import as_of_backward, delivered
 from moonopt.balance.wrapper import Wrapper, check_shapes, check_usable, make_capturable
@@ -19,7 +30,7 @@ from moonopt.tasks.gradients import gram_anew, gram_by_columns, graph_features, 
 from moonopt.tasks.losses import Losses, TaskLosses, check_same_tasks, detached, read_losses
 from moonopt.tasks.pending import MicroBatch, Pending
 from moonopt.tasks.presence import mean_by_task, pick, selection, spread
-from moonopt.tasks.reduce import mean_over_ranks, on_any_rank, refuse_different_tasks, refuse_several_ranks
+from moonopt.tasks.reduce import mean_over_ranks, on_any_rank, refuse_different_tasks, refuse_several_ranks, world_size
 from moonopt.tasks.replay import Replay
 from moonopt.tasks.verbs import NO_GRADIENT, Closure, Parts, TaskOptimizer, run_backward
 from moonopt.tasks.watch import LEFT, NONFINITE, TAKEN, bad_gradient, not_finite
@@ -239,8 +250,11 @@ class Balanced(Wrapper):
         weights.copy_(self._weights(seen))
 
     def _keeps_gradients(self) -> bool:
-        """Whether a step is best made of the task gradients themselves, once their inner products have led to weights."""
-        return self._weighs_by_gram and self._is_due() and not self._has_hooks()
+        """Whether a step is best made of the task gradients themselves, once their inner products have led to weights.
+
+        Not with several processes: what averages their gradients wants a backward pass.
+        """
+        return self._weighs_by_gram and self._is_due() and not self._has_hooks() and world_size() == 1
 
     def _has_hooks(self) -> bool:
         """On parameters, for a backward pass to call."""
@@ -279,9 +293,8 @@ class Balanced(Wrapper):
 
     def _micro_batch(self, losses: TaskLosses, replay: Replay | None) -> MicroBatch:
         if self.balancer.needs_gradients:
-            refuse_several_ranks(
-                f"{self.balancer.name} does not reduce task gradients over processes yet, so that its ranks would drift apart"
-            )
+            if self.balancer.uses_gram and not self._engine.keeps_all:
+                refuse_several_ranks(f'engine="{self._engine.text}" has the gradients of one process: use engine="{STORED}"')
             for feature, remedy in graph_features(losses.values).items():
                 if feature != "compiled models" or self._engine.text in (BATCHED, COLUMNS):
                     raise RuntimeError(
@@ -295,7 +308,7 @@ class Balanced(Wrapper):
             return self._shown(losses, pick(self.task_weights, losses.present))
         check_same_tasks(self._pending.foreseen.pop("tasks", losses.names), losses.names)
         tasks = Tasks(losses, self._trained(), self._shared, self._engine, self._pending.foreseen.pop("gram", None))
-        if isinstance(self.balancer, Aggregator) and bool(losses.values.isfinite().all()):
+        if isinstance(self.balancer, Aggregator) and bool(tasks.values.isfinite().all()):
             weights = batch.observed = self._remembered(self.balancer.weights(tasks, self.memory), losses)
             directions = self.balancer.direction(tasks, self.memory)
             rest = [p for p in [*tasks.parameters, *tasks.strangers] if p not in directions]
@@ -314,7 +327,7 @@ class Balanced(Wrapper):
         if not self._is_due() and not set(unweighed) & set(losses.names):
             self._forget_weights_of_no_use()
             return pick(self.task_weights, losses.present)
-        if self.balancer.needs_gradients and not is_capturing(losses.values.device) and not losses.values.isfinite().all():
+        if self.balancer.needs_gradients and not is_capturing(losses.values.device) and not tasks.values.isfinite().all():
             return pick(self.task_weights, losses.present)
         if self._is_due():
             self.balancer.forget()

@@ -24,7 +24,7 @@ from moonopt.tasks.gradients import (
     task_gradients,
 )
 from moonopt.tasks.losses import TaskLosses, task_names
-from moonopt.tasks.reduce import mean_over_ranks
+from moonopt.tasks.reduce import gradients_over_ranks, mean_over_ranks, world_size
 
 STORED, BATCHED, ANEW, COLUMNS, BLOCKED = "stored", "stored:batched", "stored:anew", "columns", "blocked"
 
@@ -127,14 +127,20 @@ class Tasks:
     def gradients(self) -> Rows:
         """For each task its gradient in every parameter, None where the loss does not depend on it."""
         if self._engine.text != BATCHED:
-            return task_gradients(self.losses.separate, self.parameters)
-        rows, self._joint = gradients_at_once(self.losses.separate, self.parameters)
-        return rows
+            return self.gradients_in(self.parameters)
+        rows, joint = gradients_at_once(self.losses.separate, self.parameters)
+        if world_size() == 1:
+            self._joint = joint
+        return gradients_over_ranks(rows, self.parameters)
+
+    def gradients_in(self, parameters: Sequence[Tensor]) -> Rows:
+        """For each task its gradient in some parameters, the mean over all processes, by backward passes of their own."""
+        return gradients_over_ranks(task_gradients(self.losses.separate, parameters), parameters)
 
     def gradients_one_by_one(self) -> Iterator[list[Tensor | None]]:
         """The same, kept by nobody."""
         for loss in self.losses.separate:
-            yield task_gradients([loss], self.parameters)[0]
+            yield gradients_over_ranks(task_gradients([loss], self.parameters), self.parameters)[0]
 
     @functools.cached_property
     def shared(self) -> list[Tensor]:
@@ -180,11 +186,12 @@ class Tasks:
     def weighted_gradient(self, weights: Tensor) -> dict[Tensor, Tensor]:
         """sum_i w_i g_i in what tasks share, and the plain gradient of its own task in every other parameter.
 
-        That is so for strangers, too, which are shared where several losses depend on them.
+        That is so for strangers, too, which are shared where several losses depend on them. With several processes it is that
+        of this one: the backward pass that it is delivered to averages them.
         """
         common = shared_by(self.losses.separate, self.strangers) if self.strangers else []
         alone = [p for p in self.strangers if p not in set(common)]
-        if "gradients" in vars(self):
+        if "gradients" in vars(self) and world_size() == 1:
             own = self.weighted_sum(self.shared, weights) | self.weighted_sum(self.heads, torch.ones_like(weights))
             return own | self._gradient_of_sum(common, weights) | self.plain_gradient(alone)
         return self._gradient_of_sum([*self.shared, *common], weights) | self.plain_gradient([*self.heads, *alone])
@@ -248,7 +255,7 @@ class Tasks:
             return None
         if self.gram_on_device.diagonal().isfinite().all():
             return None
-        found = ~gram_matrix(task_gradients(losses.separate, self.shared)).diagonal().cpu().isfinite()
+        found = ~gram_matrix(self.gradients_in(self.shared)).diagonal().cpu().isfinite()
         return found if found.any() else None
 
 

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from moonopt.balance import adam
 from moonopt.balance.base import Balancer, Learned, Memory, Tasks
-from moonopt.tasks.gradients import task_gradients
 from moonopt.tasks.presence import pick, selection, spread
 
 #: The layer is remembered by its place among all parameters, frozen or not: FIRST, FIRST - 1, FIRST - 2, ... Numbers from 0 on
@@ -70,7 +69,7 @@ class GradNorm(Balancer):
         losses = spread(tasks.values.to(memory["w"]), present)
         here = selection(present, memory["w"])
         first = torch.where((here > 0) & memory["first"].isnan(), losses, memory["first"])
-        norms = _norms(task_gradients(tasks.losses.separate, self._chosen_layer(tasks, memory))).to(weights)
+        norms = _norms(tasks.gradients_in(self._chosen_layer(tasks, memory))).to(weights)
         ratios = tasks.values.to(weights) / pick(first, present)
         scaled = weights * norms
         target = scaled.mean() * (ratios / ratios.mean()) ** self.alpha
@@ -87,8 +86,7 @@ class GradNorm(Balancer):
         if not matrices:
             raise ValueError("GradNorm compares gradients in the last shared matrix, and found none: pass layer=[...].")
         users = [0] * len(matrices)
-        for loss in tasks.losses.separate:
-            (row,) = task_gradients([loss], matrices)
+        for row in tasks.gradients_in(matrices):
             users = [count + (g is not None and bool(g.any())) for count, g in zip(users, row, strict=True)]
         last = max(range(len(matrices)), key=lambda index: (users[index], index))
         if users[last] == len(self.tasks):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, distributed
 
+from moonopt.tasks.gradients import Rows
 from moonopt.tasks.presence import mean_by_task, selection
 
 
@@ -40,6 +41,34 @@ def means_by_task_over_ranks(
         *sums, counts = total.unbind()
         means = [each / counts for each in sums]
     return means, (counts > 0).to(like)
+
+
+def gradients_over_ranks(rows: Rows, parameters: Sequence[Tensor]) -> Rows:
+    """The means of the task gradients over all processes, a row at a time and in place of those of this process.
+
+    Where a task does not depend on a parameter in this process, it may in another, as with experts: its gradient here is zero.
+    """
+    if world_size() == 1 or not rows or not parameters:
+        return rows
+    known = torch.tensor([[each is not None for each in row] for row in rows], dtype=torch.float32, device=parameters[0].device)
+    distributed.all_reduce(known)
+    for row, counts in zip(rows, known.tolist(), strict=True):
+        for index, (p, count) in enumerate(zip(parameters, counts, strict=True)):
+            if count and row[index] is None:
+                row[index] = torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
+        _average([each for each in row if each is not None])
+    return rows
+
+
+def _average(gradients: Sequence[Tensor]) -> None:
+    """In place, one exchange for all of a dtype."""
+    for dtype in sorted({each.dtype for each in gradients}, key=str):
+        alike = [each for each in gradients if each.dtype == dtype]
+        together = torch.cat([each.flatten() for each in alike])
+        distributed.all_reduce(together)
+        means = torch.split(together / world_size(), [each.numel() for each in alike])
+        for each, mean in zip(alike, means, strict=True):
+            each.copy_(mean.view_as(each))
 
 
 def on_any_rank(flags: Tensor) -> Tensor:
