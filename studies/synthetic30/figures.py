@@ -1,4 +1,4 @@
-"""The paper's figure: the average loss over steps, beside the relative loss where scales differ."""
+"""The average loss over steps, as in the paper's figure, beside the relative loss where scales differ."""
 
 from collections.abc import Mapping
 from functools import partial

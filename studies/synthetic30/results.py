@@ -1,4 +1,4 @@
-"""What was run: the thirty regressions with one scale, as the paper has them, and with scales that differ."""
+"""What was run: the thirty regressions with one scale, and with scales that differ."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from moonopt.runs.report.study import Row
 from studies.results import BETA, LOG_AUTO, LOSS, RATE, Results, Variant, read_exports, read_tuning, setting, study_of
 
 VECTOR_RATE = "optimizer.vector_lr"
-#: The folders of the problems: of one scale, as the paper has them, and of scales that differ.
+#: The folders of the problems: of one scale, and of scales that differ.
 EQUAL, SPREAD = "synthetic30", "synthetic30-spread"
 MOON: Variant = ("moon", {})
 ROBUST: Variant = ("moon", LOG_AUTO)

@@ -1,6 +1,7 @@
 """Every table of the page, once for each problem."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from moonopt.bench import Metric
 from moonopt.bench.synthetic import Synthetic30
@@ -50,10 +51,12 @@ def _paper(problem: Problem) -> str:
 
 def _betas(problem: Problem) -> str:
     metrics, lines = METRICS[SPREAD], []
-    for loss in ("plain", "log"):
-        for beta in BETAS:
-            row = problem.moon_with(beta, loss)
-            found = [NOT_RUN, *[""] * (len(metrics) - 1)] if row is None else []
-            found += [entry(row, metric.name, metric.digits, absent="no number") for metric in metrics if row is not None]
-            lines.append([loss, str(beta) if isinstance(beta, str) else f"{beta:g}", seeds(row), *found])
+    rows = {(loss, beta): problem.moon_with(beta, loss) for loss in ("plain", "log") for beta in BETAS}
+    common = set.intersection(*({each.seed for each in row.outcomes} for row in rows.values() if row is not None))
+    for (loss, beta), row in rows.items():
+        found = [NOT_RUN, *[""] * (len(metrics) - 1)]
+        if row is not None:
+            row = replace(row, outcomes=[each for each in row.outcomes if each.seed in common])
+            found = [entry(row, metric.name, metric.digits, absent="no number") for metric in metrics]
+        lines.append([loss, str(beta) if isinstance(beta, str) else f"{beta:g}", seeds(row), *found])
     return markdown(["loss", "beta", "seeds", *(metric.heading for metric in metrics)], lines)

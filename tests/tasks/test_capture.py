@@ -124,6 +124,13 @@ def test_hooks_on_parameters_are_an_obstacle_where_weights_come_from_inner_produ
         moonopt.capture(optimizer, model.losses)
 
 
+def test_several_processes_are_an_obstacle(monkeypatch):
+    monkeypatch.setattr("moonopt.tasks.capture.world_size", lambda: 2)
+    model = Net()
+    with pytest.raises(ValueError, match="what several processes exchange"):
+        moonopt.capture(Muon(model), model.losses)
+
+
 def test_capturable_keeps_rates_as_tensors_that_schedulers_change_and_checkpoints_restore():
     model = Net()
     optimizer = Muon(model, lr=0.5, vector_lr=0.25, capturable=True)

@@ -1,10 +1,11 @@
 """The paper's synthetic regression: 30 targets of 20 inputs, one task each, fitted by an MLP in 1000 full-batch steps.
 
-The paper says no more about the data. Ours come from a random network and noise, so that they can be learned in part:
+The paper says no more about the data, nor of the scales of its targets. Ours come from a random network and noise, so that they
+can be learned in part:
 
     x ~ N(0, I)        y = s * (standardized(B tanh(A x)) + noise * N(0, I))        s_i = exp(spread * N(0, 1))
 
-Every seed draws its own problem. With ``data.spread = 0`` all tasks have one scale, as in the paper; with 1 a few tasks are
+Every seed draws its own problem. With ``data.spread = 0`` all tasks have one scale; with 1 a few tasks are
 much larger than the rest. There plain MOON with a large beta (0.03) starves the largest, because its weights follow absolute
 decreases, and ``loss="log"`` does not. All metrics are of the training data, as in the paper.
 """
@@ -54,7 +55,7 @@ class Synthetic30(Benchmark):
     tuning = (
         "Lowest mean average loss over the problems of seeds 100 to 102, nine trials each, for moon, muon, famo+muon, famo, "
         "ls, uw, si and nash-mtl (docs/synthetic30.md); every trial is in results/synthetic30. The others have the rate of "
-        "ls, and with Muon those of muon."
+        "ls, and with Muon those of muon: mgda and mgda+muon chose rates at the ends of their grids."
     )
     tasks = tuple(f"y{number}" for number in range(TASKS))
 

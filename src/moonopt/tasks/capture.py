@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from moonopt.tasks.capturing import Twins
+from moonopt.tasks.reduce import world_size
 from moonopt.tasks.verbs import Closure, Parts, TaskOptimizer
 
 #: How many kinds of arguments are counted on the way to a graph.
@@ -54,6 +55,8 @@ class CapturedStep:
 
     def __init__(self, optimizer: TaskOptimizer, closure: Closure, warmup: int) -> None:
         obstacle = optimizer.obstacle_to_capture()
+        if world_size() > 1:
+            obstacle = "what several processes exchange in it is not part of a graph yet"
         if obstacle is not None:
             raise ValueError(f"This step cannot be captured: {obstacle}.")
         if warmup < 1:
