@@ -240,6 +240,15 @@ def test_what_is_frozen_later_rests_with_its_state_though_it_has_a_gradient(two_
     assert not torch.equal(frozen.weight, before[0][0])
 
 
+def test_gradients_of_frozen_parameters_alone_make_no_step(two_heads):
+    model = two_heads().requires_grad_(False)
+    optimizer = Muon([{"params": [*model.parameters()], "kind": "vector"}])
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    with pytest.raises(RuntimeError, match=r"do not require one, and frozen parameters rest. Use requires_grad_"):
+        optimizer.step()
+
+
 def test_a_part_of_the_model_is_routed_by_its_own_names(two_heads):
     model = two_heads()
     model.trunk[2].requires_grad_(False)

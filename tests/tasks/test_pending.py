@@ -222,6 +222,90 @@ def test_gradients_may_be_cleared_between_the_losses_and_their_backward(two_head
     assert all(map(torch.equal, *found))
 
 
+@pytest.mark.parametrize(("between", "name"), [("validation", "moon"), ("validation", "famo"), ("another", "moon")])
+def test_losses_whose_gradients_are_cleared_late_stay_though_others_are_combined(two_heads, batch, name, between):
+    found = []
+    for late in (False, True):
+        model = two_heads()
+        optimizer = build(name, model, tasks=2)
+        for seed in range(3):
+            if not late:
+                optimizer.zero_grad()
+            loss = optimizer.combine(model.losses, *batch(seed=seed))
+            if late:
+                optimizer.zero_grad()
+            with torch.set_grad_enabled(between == "another"):
+                other = optimizer.combine(model.losses, *batch(seed=50 + seed))
+            ((loss + other) / 2 if between == "another" else loss).backward()
+            optimizer.step()
+        found.append([optimizer.task_weights, *(p.detach() for p in model.parameters())])
+    assert all(map(torch.equal, *found))
+    assert optimizer.diagnostics().get("losses_without_backward", 0) == 0
+
+
+@pytest.mark.parametrize("name", ["moon", "famo", "muon"])
+def test_gradients_may_be_collected_elsewhere(two_heads, batch, name):
+    """As with buffers in float32 beside the parameters, or with torch.autograd.grad by hand."""
+    found = []
+    for elsewhere in (False, True):
+        model = two_heads()
+        optimizer = build(name, model, tasks=2)
+        collected = {p: torch.zeros_like(p) for p in model.parameters()}
+
+        def collect(p, collected=collected):
+            collected[p] += p.grad
+            p.grad = None
+
+        for p in model.parameters() if elsewhere else ():
+            p.register_post_accumulate_grad_hook(collect)
+        for seed in range(2):
+            optimizer.zero_grad()
+            for part in range(3):
+                (optimizer.combine(model.losses, *batch(seed=3 * seed + part)) / 3).backward()
+            for p in model.parameters() if elsewhere else ():
+                p.grad = collected[p].clone()
+                collected[p].zero_()
+            optimizer.step()
+        found.append([p.detach() for p in model.parameters()])
+        assert optimizer.diagnostics()["skipped_steps"] == 0
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("name", ["si", "famo"])
+def test_a_batch_of_fewer_tasks_that_is_left_out_does_not_void_the_next(two_heads, batch, name):
+    model = two_heads()
+    optimizer = build(name, model, tasks=["a", "b"])
+
+    def losses(x, y, names="ab"):
+        return {task: loss for task, loss in zip("ab", model.losses(x, y), strict=True) if task in names}
+
+    x, y = batch()
+    optimizer.minimize(losses, x, y)
+    assert not optimizer.combine(losses, x, y * math.nan, "a").isfinite()
+    loss = optimizer.combine(losses, x, y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    assert optimizer.task_weights.isfinite().all()
+
+
+def test_gradnorm_learns_nothing_of_a_skipped_step(two_heads, batch):
+    """The next batch is good, or is left out itself."""
+    ends = []
+    for skipped in (False, True):
+        model = two_heads()
+        optimizer = build("gradnorm", model, tasks=2)
+        _by_hand(optimizer, model, batch(seed=0))
+        x, y = batch(seed=1)
+        if skipped:
+            optimizer.combine(model.losses, x, y).backward()
+            optimizer.zero_grad()
+        optimizer.combine(model.losses, x, y * math.nan)
+        _by_hand(optimizer, model, batch(seed=2))
+        ends.append(optimizer.memory["w"])
+    assert torch.equal(*ends)
+
+
 def test_losses_may_be_combined_before_any_of_them_has_a_backward(two_heads, batch):
     found = []
     for at_once in (False, True):

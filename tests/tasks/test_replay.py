@@ -120,6 +120,24 @@ def _jittered(x, generator):
     return x + torch.randn(x.shape, generator=generator)
 
 
+class Jittering:
+    """A closure that is no function."""
+
+    def __init__(self, generator):
+        self.generator = generator
+
+    def __call__(self, x):
+        return _jittered(x, self.generator)
+
+
+def _decorated(function):
+    @functools.wraps(function)
+    def wrapper(*args):
+        return function(*args)
+
+    return wrapper
+
+
 #: For a generator and the module of it: a closure that draws from it and its arguments after x.
 WITH_GENERATOR = {
     "an argument": lambda generator, module: (_jittered, generator),
@@ -130,7 +148,18 @@ WITH_GENERATOR = {
     "bound before": lambda generator, module: (functools.partial(_jittered, generator=generator),),
     "the module's": lambda generator, module: (lambda x: module(x),),
     "the method's object's": lambda generator, module: (Jitter(generator).forward,),
+    "a bound method's object's": lambda generator, module: (functools.partial(Jitter(generator).forward),),
+    "an object's that is called": lambda generator, module: (Jittering(generator),),
+    "another module's": lambda generator, module: (Jitter(generator),),
+    "an object's that is found by name": lambda generator, module: _calling(Jittering(generator)),
+    "a name in a comprehension": lambda generator, module: (lambda x: sum(_jittered(each, generator) for each in [x]),),
+    "a name in a function that is found by name": lambda generator, module: _calling(lambda x: _jittered(x, generator)),
+    "a decorated function's": lambda generator, module: (_decorated(lambda x: _jittered(x, generator)),),
 }
+
+
+def _calling(function):
+    return (lambda x: function(x),)
 
 
 @pytest.mark.parametrize("whose", WITH_GENERATOR)
@@ -190,6 +219,38 @@ def test_a_closure_that_differentiates_inside_is_repeated_with_a_graph(name, aut
     assert not optimizer.task_weights.requires_grad
     copied = pickle.loads(pickle.dumps(optimizer))
     assert not copied._pending.differentiating
+
+
+@pytest.mark.parametrize("inside", ["backward", "retain_grad", "zero_grad"])
+def test_gradients_that_a_closure_leaves_or_clears_are_as_they_were_when_vectors_move(inside):
+    ends = []
+    for alone in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+
+        def losses(x, model=model, alone=alone):
+            if inside == "zero_grad":
+                if not alone:
+                    model.zero_grad()
+                return model(x).square().mean(0)
+            adversary = x.clone().requires_grad_()
+            if alone:
+                (slope,) = torch.autograd.grad(model(adversary).square().sum(), adversary)
+            else:
+                adversary = adversary * 1 if inside == "retain_grad" else adversary
+                adversary.retain_grad()
+                model(adversary).square().sum().backward()
+                slope = adversary.grad
+                model.zero_grad()
+            return model(x + 0.1 * slope.sign()).square().mean(0)
+
+        optimizer = MOON(model, tasks=2, lr=0.01, beta=0.1)
+        for seed in range(3):
+            torch.manual_seed(seed)
+            optimizer.minimize(losses, torch.randn(8, 6, dtype=torch.float64))
+            assert all(p.grad is not None for p in model.parameters())
+        ends.append([optimizer.logits, *(p.detach() for p in model.parameters())])
+    assert all(map(torch.equal, *ends))
 
 
 def test_the_deltas_of_a_closure_that_differentiates_inside_are_those_of_its_gradients():
@@ -450,6 +511,17 @@ def losses(found):
     replay = Replay(around["losses"], (around["Found"],), None, [torch.device("cpu")])
     replay.first()
     around["loss"] = torch.zeros(1)
+    with replay.again():
+        pass
+    assert not recwarn.list
+
+
+def test_an_argument_that_a_comprehension_reads_is_not_looked_up(recwarn):
+    around = {"torch": torch, "x": torch.ones(2)}
+    exec("def losses(x): return torch.stack([x[i] for i in range(2)])", around)
+    replay = Replay(around["losses"], (around["x"],), None, [torch.device("cpu")])
+    replay.first()
+    around["x"] = torch.zeros(2)
     with replay.again():
         pass
     assert not recwarn.list

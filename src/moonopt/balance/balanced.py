@@ -104,7 +104,8 @@ class Balanced(Wrapper):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Torch's, and forget combined losses whose backward has run: their step was skipped."""
         self.optimizer.zero_grad(set_to_none)
-        self._pending.forget_finished()
+        if self._pending.forget_finished():
+            self.balancer.forget()
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's, with what the balancer remembers in the first group."""
@@ -323,14 +324,15 @@ class Balanced(Wrapper):
     def _weights(self, tasks: Tasks) -> Tensor:
         """The balancer's, or those that stay: among micro-batches, between refreshes, and where a loss is not finite."""
         losses = tasks.losses
+        if self._is_due():
+            self.balancer.forget()
+        else:
+            self._forget_weights_of_no_use()
         unweighed = [name for name, known in zip(self.tasks, self.memory["weighed"], strict=True) if not known]
         if not self._is_due() and not set(unweighed) & set(losses.names):
-            self._forget_weights_of_no_use()
             return pick(self.task_weights, losses.present)
         if self.balancer.needs_gradients and not is_capturing(losses.values.device) and not tasks.values.isfinite().all():
             return pick(self.task_weights, losses.present)
-        if self._is_due():
-            self.balancer.forget()
         try:
             with torch.no_grad():
                 weights = self.balancer.weights(tasks, self.memory)

@@ -17,6 +17,7 @@ from moonopt.tasks.capturing import is_capturing
 from moonopt.tasks.gradients import (
     Rows,
     by_parameter,
+    gradient_scale,
     gram_by_blocks,
     gram_matrix,
     leaves_of,
@@ -135,12 +136,18 @@ class Tasks:
 
     def gradients_in(self, parameters: Sequence[Tensor]) -> Rows:
         """For each task its gradient in some parameters, the mean over all processes, by backward passes of their own."""
-        return gradients_over_ranks(task_gradients(self.losses.separate, parameters), parameters)
+        rows = task_gradients(self.losses.separate, parameters, scale=self._scale)
+        return gradients_over_ranks(rows, parameters)
+
+    @functools.cached_property
+    def _scale(self) -> float:
+        return gradient_scale(self.losses.separate)
 
     def gradients_one_by_one(self) -> Iterator[list[Tensor | None]]:
         """The same, kept by nobody."""
         for loss in self.losses.separate:
-            yield gradients_over_ranks(task_gradients([loss], self.parameters), self.parameters)[0]
+            row = task_gradients([loss], self.parameters, scale=self._scale)
+            yield gradients_over_ranks(row, self.parameters)[0]
 
     @functools.cached_property
     def shared(self) -> list[Tensor]:
@@ -221,7 +228,7 @@ class Tasks:
     def _gradient_of_sum(self, parameters: Sequence[Tensor], weights: Tensor) -> dict[Tensor, Tensor]:
         """That of the weighted sum of the losses, of a backward pass of its own."""
         total = (weights.to(self.losses.values) * self.losses.values).sum()
-        (row,) = task_gradients([total], parameters)
+        (row,) = task_gradients([total], parameters, scale=self._scale)
         return by_parameter(parameters, row)
 
     @functools.cached_property

@@ -50,6 +50,9 @@ class Active(NamedTuple):
     rows: list[list[int] | None]
 
 
+FROZEN = "No parameter is trained: {} have a gradient and do not require one, and frozen parameters rest. Use requires_grad_()."
+
+
 class Muon(TaskOptimizer):
     """Momentum, orthonormalized: M <- momentum * M + (1 - momentum) * G, Theta <- Theta - lr * scale * polar(M).
 
@@ -203,7 +206,8 @@ class Muon(TaskOptimizer):
             if entries:
                 active.append(Active(group, *map(list, zip(*entries, strict=True))))
         if not active:
-            raise RuntimeError(NO_GRADIENT)
+            given = sum(p.grad is not None for group in self.param_groups for p in group["params"])
+            raise RuntimeError(FROZEN.format(given) if given else NO_GRADIENT)
         if any(gradient.is_sparse for each in active for gradient in each.gradients):
             raise RuntimeError("Sparse gradients are not supported: build the embedding with sparse=False.")
         return active

@@ -31,16 +31,18 @@ NOT_FORWARDS = (
 GRADIENT_SCALE = 2.0**8
 
 
-def task_gradients(losses: Sequence[Tensor], parameters: Sequence[Tensor], retain_graph: bool = True) -> Rows:
+def task_gradients(
+    losses: Sequence[Tensor], parameters: Sequence[Tensor], retain_graph: bool = True, scale: float | None = None
+) -> Rows:
     """For each loss its gradients in the parameters, in float32 or better; None where it does not depend on one.
 
     The graph must be one that several backward passes can go through: see ``graph_features``. Without ``retain_graph``, for a
-    single loss, it is gone afterwards.
+    single loss, it is gone afterwards. ``scale`` is their ``gradient_scale``, where that is known.
     """
     if not parameters:
         return [[] for _ in losses]
     rows: Rows = []
-    scale = gradient_scale(losses)
+    scale = gradient_scale(losses) if scale is None else scale
     with torch.enable_grad(), without_autocast(losses[0].device.type), without_hooks(parameters):
         for loss in losses:
             row: Sequence[Tensor | None] = [None] * len(parameters)
@@ -168,13 +170,13 @@ def shared_by(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Te
 def gram_by_blocks(losses: Sequence[Tensor], parameters: Sequence[Tensor], size: int) -> Tensor:
     """At most ``size`` gradients at a time, and one more: later ones are computed once for every block before them."""
     count = len(losses)
-    gram = torch.zeros(count, count, dtype=torch.float64, device=losses[0].device)
+    gram, scale = torch.zeros(count, count, dtype=torch.float64, device=losses[0].device), gradient_scale(losses)
     for start in range(0, count, size):
         end = min(start + size, count)
-        rows = task_gradients(losses[start:end], parameters)
+        rows = task_gradients(losses[start:end], parameters, scale=scale)
         gram[start:end, start:end] = gram_matrix(rows)
         for later in range(end, count):
-            pairs = gram_matrix([*rows, *task_gradients([losses[later]], parameters)])
+            pairs = gram_matrix([*rows, *task_gradients([losses[later]], parameters, scale=scale)])
             gram[start:end, later] = gram[later, start:end] = pairs[-1, :-1]
     return gram
 

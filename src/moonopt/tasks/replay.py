@@ -3,7 +3,8 @@
 What is protected is what torch knows of: its generators on the CPU and on the accelerators in use, a closure's own where
 it is given them, looks them up by name or has them as attributes, and the module's buffers and flags. A closure that draws
 from Python's or NumPy's generators, advances a data loader, or logs, does so twice. One that differentiates inside (a
-gradient penalty) fails where no graph is made; it is evaluated with one, and remembered by its code.
+gradient penalty) fails where no graph is made; it is evaluated with one, and remembered by its code. Gradients that it
+leaves in the module's parameters, by a backward pass of its own, are not there afterwards.
 """
 
 import contextlib
@@ -27,9 +28,13 @@ Answer = Any
 #: A batch has no more parts than this: longer lists are not looked through.
 SMALL_BATCH = 16
 
-#: What torch says where something is to be differentiated that has no graph.
-NO_GRAPH = "require grad"
+#: What torch says where something is to be differentiated that has no graph, or to keep its gradient.
+NO_GRAPH = ("require grad", "retain_grad")
 
+#: A closure's functions are looked into, but not more of them.
+MOST_FUNCTIONS = 16
+
+_CALLED = (types.FunctionType, types.MethodType, functools.partial)
 _OUTSIDE = ("GLOBAL", "NAME", "DEREF")  # the kinds of names in a function's code that may be of something outside of it
 
 
@@ -52,7 +57,8 @@ class Replay:
         differentiating: set[object] | None = None,
     ) -> None:
         self._closure, self._args, self._module, self._plain = closure, args, module, plain
-        self._code = getattr(closure, "__code__", None)
+        function = _without_arguments(closure)
+        self._code = getattr(function, "__code__", type(function))
         self._differentiating = set() if differentiating is None else differentiating
         self._looked_up, self._warn = looked_up(closure), warn
         self._plain_at_first = False
@@ -83,7 +89,7 @@ class Replay:
         """
         self._warn_of_others()
         modules = self._modules()
-        here = (_Buffers(modules), _Flags(modules), self._generators.here())
+        here = (_Buffers(modules), _Flags(modules), self._generators.here(), _Gradients(self._module))
         try:
             self._rewind()
             with plain_kernels() if self._plain else contextlib.nullcontext():
@@ -100,8 +106,8 @@ class Replay:
         others = [name for name, found in self._looked_up.items() if found.is_other(now.get(name))]
         if others:
             self._warn(
-                f"The closure looks up {', '.join(others)} by name and finds another than at its first evaluation: the second "
-                "one is of another batch. Pass what it needs as arguments, combine(closure, x, y), or bind it, "
+                f"The closure looks up {', '.join(sorted(others))} by name and finds another than at its first evaluation: the "
+                "second one is of another batch. Pass what it needs as arguments, combine(closure, x, y), or bind it, "
                 "lambda x=x, y=y: ..."
             )
 
@@ -116,7 +122,7 @@ class Replay:
             try:
                 return self._evaluated()
             except RuntimeError as error:
-                if NO_GRAPH not in str(error) or not self._generators.can_rewind:
+                if not any(text in str(error) for text in NO_GRAPH) or not self._generators.can_rewind:
                     raise
             self._rewind()
         with torch.enable_grad():
@@ -160,17 +166,42 @@ def looked_up(closure: object) -> dict[str, _Found]:
 
 
 def own_generators(closure: object, args: tuple[Any, ...], modules: Iterable[nn.Module]) -> list[torch.Generator]:
-    """Those that it may draw from: arguments, what it finds by name, attributes of modules and of what it is a method of."""
-    bound = [*(getattr(closure, "__defaults__", None) or ()), *(getattr(closure, "__kwdefaults__", None) or {}).values()]
-    if isinstance(closure, functools.partial):
-        bound += [*closure.args, *closure.keywords.values()]
-    owners = [each for each in modules if not type(each).__module__.startswith("torch.nn.modules.")]  # which have none
-    attributes = [value for owner in owners for value in vars(owner).values()]
-    if isinstance(closure, types.MethodType):
-        attributes += getattr(closure.__self__, "__dict__", {}).values()
-    parts = [part for value in (*args, *bound, *_named(closure).values()) for part in _parts(value)]
-    found = [each for each in (*parts, *attributes) if type(each) is torch.Generator]  # isinstance takes 15 times as long
-    return list(dict.fromkeys(found))
+    """Those that it may draw from.
+
+    They are looked for among arguments and defaults, among what it and the functions that it calls by name find by name, and
+    among the attributes of modules, of what it is a method of, and of what it finds.
+    """
+    values: list[object] = list(args)
+    owners: list[object] = [each for each in modules if not type(each).__module__.startswith("torch.nn.modules.")]  # have none
+    functions, known = [closure], set[int]()
+    while functions and len(known) < MOST_FUNCTIONS:
+        function = functions.pop()
+        while isinstance(function, functools.partial):
+            values += [*function.args, *function.keywords.values()]
+            function = function.func
+        if id(function) in known:
+            continue
+        known.add(id(function))
+        values += getattr(function, "__defaults__", None) or ()
+        values += (getattr(function, "__kwdefaults__", None) or {}).values()
+        owners.append(function.__self__ if isinstance(function, types.MethodType) else function)
+        found = [each for each in _named(function).values() if not isinstance(each, types.ModuleType | type | Tensor)]
+        values += found
+        functions += [each for each in found if isinstance(each, _CALLED) and not _is_of_torch(each)]
+        owners += [each for each in found if not isinstance(each, _CALLED)]
+    parts = [part for value in values for part in _parts(value)]
+    parts += [value for owner in owners for value in getattr(owner, "__dict__", {}).values()]
+    return list(dict.fromkeys(each for each in parts if type(each) is torch.Generator))  # isinstance takes 15 times as long
+
+
+def _is_of_torch(function: Any) -> bool:
+    return getattr(function, "__module__", None) is not None and function.__module__.partition(".")[0] == "torch"
+
+
+def _without_arguments(closure: object) -> object:
+    while isinstance(closure, functools.partial):
+        closure = closure.func
+    return closure
 
 
 def _named(closure: object) -> dict[str, Any]:
@@ -189,7 +220,9 @@ def _named(closure: object) -> dict[str, Any]:
 @functools.lru_cache(maxsize=256)
 def _read_names(code: types.CodeType) -> frozenset[str]:
     """The names that are read in it, of globals and of what is around; not those of attributes, nor what it writes itself."""
-    return frozenset(_names(code, "LOAD") - _names(code, "STORE"))
+    inside = [each for each in code.co_consts if isinstance(each, types.CodeType)]  # comprehensions and inner functions
+    own = _names(code, "STORE").union(code.co_cellvars)
+    return frozenset(_names(code, "LOAD").union(*map(_read_names, inside)) - own)
 
 
 def _names(code: types.CodeType, verb: str) -> set[str]:
@@ -243,6 +276,19 @@ def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
             target.copy_(source)
     for pairs in kinds.values():
         torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
+
+
+class _Gradients:
+    """Those of a module's parameters, set aside: a closure may have a backward pass of its own, or clear them."""
+
+    def __init__(self, module: nn.Module | None) -> None:
+        self._gradients = [] if module is None else [(p, p.grad) for p in module.parameters()]
+        for p, _ in self._gradients:
+            p.grad = None
+
+    def restore(self) -> None:
+        for p, gradient in self._gradients:
+            p.grad = gradient
 
 
 class _Flags:

@@ -95,7 +95,9 @@ class TaskOptimizer(Optimizer):
         self, closure: Closure | Losses, args: tuple[Any, ...], again: Callable[[], Losses] | None
     ) -> tuple[Tensor, Losses]:
         self._pending.watch.tell()
-        self._pending.forget_left_out(p for group in self.param_groups for p in group["params"])
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        if torch.is_grad_enabled():
+            self._pending.forget_left_out(parameters)
         if callable(closure):
             if again is not None:
                 raise ValueError("again= is for losses that were computed already: a closure is called again by itself.")
@@ -113,7 +115,7 @@ class TaskOptimizer(Optimizer):
         batch = self._micro_batch(losses, replay) if losses.values.requires_grad else None
         loss = self._combined(losses, batch)
         if batch is not None:
-            self._pending.add(batch, loss)
+            self._pending.add(batch, loss, parameters)
         return loss, answer
 
     def _replay(self, closure: Closure, args: tuple[Any, ...]) -> Replay | None:
