@@ -17,6 +17,8 @@ sys.path.append(str(Path(__file__).parent / "runs"))
 from small_runs import StopAfter, cell, moonopt, outcome, run, until
 
 from moonopt import cli
+from moonopt.bench.registry import code_of
+from moonopt.runs.run import RunFailedError
 from moonopt.runs.store import LOCK
 from moonopt.runs.train import InterruptedRun
 
@@ -310,7 +312,7 @@ def test_a_run_that_breaks_on_a_nan_tells_the_setting(method, key, call):
 def test_show_turns_no_setting_into_a_picture(call):
     code, output, _ = call("show", "nyuv2")
     assert code == 0
-    assert "'step:100:0.5'" in output
+    assert " step:100:0.5 " in output
 
 
 def test_settings_have_their_sources_shown(call):
@@ -322,8 +324,8 @@ def test_settings_have_their_sources_shown(call):
     assert rows["balancer.gamma"] == "0.5 --set"
     assert rows["optimizer.lr"] == "0.02 tiny's choice for *"
     assert rows["train.batch_size"] == "8 tiny"
-    assert rows["train.schedule"] == "'cosine' training loop"
-    assert rows["optimizer.betas"] == "[0.9, 0.999] famo's default"
+    assert rows["train.schedule"] == "cosine training loop"
+    assert rows["optimizer.betas"] == "[0.9,0.999] famo's default"
 
 
 def test_benchmarks_and_methods_come_from_the_current_folder(call):
@@ -572,3 +574,32 @@ def test_a_reader_that_goes_away_is_no_traceback(tmp_path):
 def test_scenes_are_made_in_the_size_that_is_asked_for(call):
     assert call("data", "make", "nyuv2", "--out", "rooms", "--count", "1", "--size", "32x64")[0] == 0
     assert np.load("rooms/nyuv2/train/depth/0.npy").shape == (32, 64, 1)
+
+
+def test_a_result_of_other_code_of_ones_own_is_not_taken_for_done(call, monkeypatch):
+    path, words = Path("own.py"), ("run", "own:Own", "--method", "ls", "--set", "train.epochs=1")
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    text = "from tiny_benchmarks import Tiny\nclass Own(Tiny):\n    title = 'mine'\n"
+    for code, wanted in ((text, 0), (text + "# a comment\n\n", 0), (text.replace("mine", "another"), 2)):
+        path.write_text(code)
+        code_of.cache_clear()
+        found, _, errors = call(*words)
+        assert found == wanted, errors
+    assert "holds a run with other settings (code is {'own:Own': '" in errors
+    assert "Use --overwrite to replace it" in errors
+    sys.modules.pop("own")
+
+
+def test_a_failed_run_has_its_traceback_where_it_is_asked_for(call, monkeypatch):
+    monkeypatch.setenv("MOONOPT_DEBUG", "1")
+    with pytest.raises(RunFailedError):
+        call("run", VANISHING, "--method", "uw")
+
+
+def test_where_only_ascii_can_be_written_an_arrow_is_a_question_mark(tmp_path):
+    words = [sys.executable, "-m", "moonopt", "run", TINY, "--method", "ls", "--set", "train.epochs=1"]
+    paths = os.pathsep.join([str(Path(__file__).parent / "runs"), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONIOENCODING": "ascii", "PYTHONPATH": paths}
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert b"?" in done.stdout

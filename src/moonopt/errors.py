@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-#: Longer lists are not printed: the nearest name helps more.
+#: Longer lists are not printed where there is a nearest name, which helps more, and lists twice as long never.
 LISTED_NAMES = 20
 
 
@@ -16,10 +16,14 @@ def unknown_name(name: object, known: Collection[str], what: str) -> str:
 
     >>> unknown_name("lefft", ["left", "right"], "task")
     "Unknown task 'lefft': expected one of left, right. Did you mean 'left'?"
+    >>> unknown_name("lr", ["optimizer.lr", "optimizer.steps"], "setting")
+    "Unknown setting 'lr': expected one of optimizer.lr, optimizer.steps. Did you mean 'optimizer.lr'?"
     """
-    near = difflib.get_close_matches(str(name), known)
-    listed = f": expected one of {', '.join(known)}." if len(known) <= LISTED_NAMES else "."
-    hint = f" Did you mean {min(near, key=lambda each: _edits(str(name), each))!r}?" if near else ""
+    wanted = str(name)
+    ends = [each for each in known if each.rpartition(".")[2] == wanted]
+    near = ends or difflib.get_close_matches(wanted, known) or difflib.get_close_matches(wanted.lower(), known)
+    listed = f": expected one of {', '.join(known)}." if len(known) <= LISTED_NAMES * (1 if near else 2) else "."
+    hint = f" Did you mean {min(near, key=lambda each: _edits(wanted, each))!r}?" if near else ""
     return f"Unknown {what} {name!r}{listed}{hint}"
 
 

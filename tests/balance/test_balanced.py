@@ -1098,3 +1098,19 @@ def test_diagnostics_is_a_flat_dict_of_floats(two_heads, batch, name):
     assert {"step", "skipped_steps", "lr/0", "weight/left", "weight/right", "loss/left", "loss/right"} <= set(numbers)
     assert numbers["step"] == 3
     assert numbers["weight/left"] == pytest.approx(optimizer.task_weights[0].item())
+
+
+@pytest.mark.parametrize("name", ["ls", "famo", "nash-mtl"])
+def test_a_step_without_combined_losses_is_told_once(two_heads, batch, name):
+    model = two_heads()
+    optimizer = build(name, model, tasks=2)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            optimizer.zero_grad()
+            sum(model.losses(*batch())).backward()
+            optimizer.step()
+    assert [str(each.message) for each in told] == [
+        "step() without combine() and its backward(): a step of Adam on the gradients that are there, in which "
+        f"{name} has no part."
+    ]

@@ -595,7 +595,7 @@ def test_the_report_gives_name_shape_kind_and_reason_and_the_share():
 
 
 def test_the_report_of_a_large_model_groups_the_digits_of_its_size():
-    assert str(route_parameters(nn.Linear(100, 10, bias=False))).endswith("\n100.00% of 1,000 parameters are in matrices")
+    assert repr(route_parameters(nn.Linear(100, 10, bias=False))).endswith("\n100.00% of 1,000 parameters are in matrices")
 
 
 def test_the_matrix_share_is_that_of_all_trainable_numbers():

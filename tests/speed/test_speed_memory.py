@@ -19,4 +19,4 @@ def test_columns_need_little_more_than_a_summed_loss_and_stored_rows_a_gradient_
 def test_without_a_gpu_it_says_so(capsys):
     with pytest.raises(SystemExit):
         memory.main(["--json"])
-    assert "measured on a GPU, and there is none" in capsys.readouterr().err
+    assert "argument --device: cuda is not there" in capsys.readouterr().err

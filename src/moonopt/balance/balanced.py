@@ -167,6 +167,10 @@ class Balanced(Wrapper):
             raise RuntimeError(NO_GRADIENT)
         batches = self._pending.take()
         if not batches:
+            self._warn_once(
+                f"step() without combine() and its backward(): a step of {type(self.optimizer).__name__} on the gradients that "
+                f"are there, in which {self.balancer.name} has no part."
+            )
             self.optimizer.step()
             return loss
         self.memory["step"] += 1

@@ -1,6 +1,10 @@
 """Benchmarks by name: ours, which are imported when asked for, and anybody's as ``module:name``."""
 
+import ast
+import functools
+import hashlib
 import importlib
+import importlib.util
 import inspect
 import sys
 from pathlib import Path
@@ -59,12 +63,20 @@ def find_data(name: str) -> type[Benchmark]:
     return find(DATA_SETS.get(name, name))
 
 
+@functools.cache
+def code_of(location: str) -> str | None:
+    """A checksum of the file of ``module:name``, but for comments and layout; None where there is none to be read."""
+    try:
+        spec = importlib.util.find_spec(_within_reach(location))
+        text = "" if spec is None or spec.origin is None else Path(spec.origin).read_text()
+        return hashlib.sha256(ast.dump(ast.parse(text)).encode()).hexdigest()[:12] if text else None
+    except (ImportError, ValueError, OSError, SyntaxError):
+        return None
+
+
 def import_object(location: str, what: str) -> Any:
     """The object at ``module:name``."""
-    module_name, _, attribute = location.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path and not module_name.startswith("moonopt."):
-        sys.path.append(here)  # last, so that nothing there takes the place of a package
+    module_name, attribute = _within_reach(location), location.partition(":")[2]
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -78,3 +90,12 @@ def import_object(location: str, what: str) -> Any:
     except AttributeError as error:
         names = [name for name in vars(module) if not name.startswith("_")]
         raise UserError(unknown_name(attribute, names, f"name in module {module_name}")) from error
+
+
+def _within_reach(location: str) -> str:
+    """The module of ``module:name``, which may lie in the current folder."""
+    module_name = location.partition(":")[0]
+    here = str(Path.cwd())
+    if here not in sys.path and not module_name.startswith("moonopt."):
+        sys.path.append(here)  # last, so that nothing there takes the place of a package
+    return module_name

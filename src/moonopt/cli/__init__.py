@@ -1,5 +1,6 @@
 """The command line: ``moonopt list``, ``show``, ``run``, ``compare``, ``tune``, ``resume``, ``report``, ``export`` and more."""
 
+import io
 import os
 import shlex
 import sys
@@ -73,6 +74,8 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 
+#: With it errors have a traceback.
+DEBUG = "MOONOPT_DEBUG"
 MEASUREMENTS = (
     *("polar", "step", "tasks", "balance", "molecules", "faces"),
     *("loading", "together", "memory", "language", "sampling"),
@@ -94,13 +97,16 @@ def _general(
 
 def main() -> None:
     """The command line; what a user can mend is one sentence and exit code 2, with a traceback if $MOONOPT_DEBUG is set."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # an arrow is no reason to fail where only ASCII can be written
     try:
         app()
     except BrokenPipeError:  # the reader of a pipe has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except (UserError, OSError) as error:  # the latter: a folder that may not be read, a disk that fails
-        if os.environ.get("MOONOPT_DEBUG"):
+        if os.environ.get(DEBUG):
             raise
         err.print(Text.assemble(("Error: ", "bold red"), str(error)), soft_wrap=True, highlight=False)
         sys.exit(2)
@@ -131,7 +137,7 @@ def show(
     bench = find(benchmark)
     table = grid("setting", "value", "from")
     for key, setting in resolve(bench, method, layers_of(benchmark, [method], settings, config, tuned)[method]).items():
-        table.add_row(key, repr(setting.value), setting.source)
+        table.add_row(key, word(setting.value), setting.source)
     out.print(table)
     if bench.tuning:
         out.print(f"\n{bench.name}'s choices: {bench.tuning}", soft_wrap=True, highlight=False)
@@ -303,7 +309,10 @@ def speed(
     context: typer.Context,
     what: Annotated[str, typer.Argument(help=", ".join(MEASUREMENTS) + ".")],
 ) -> None:
-    """Measure times and memory, most of them against peers: speed WHAT [--json] [--rounds N] [--device D], and --help."""
+    """Measure times and memory, most of them against peers: speed WHAT [--json] [--device D], and more by --help."""
+    if what in ("--help", "-h"):
+        out.print(context.get_help(), "Each has options of its own: moonopt speed WHAT --help", sep="\n", highlight=False)
+        return
     if what not in MEASUREMENTS:
         raise UserError(unknown_name(what, MEASUREMENTS, "measurement"))
     sys.argv = [f"moonopt speed {what}", *context.args]
@@ -336,6 +345,8 @@ def _run_one(cell: Cell, root: Path, data_folder: Path, **how: Any) -> None:
         except InterruptedRun:
             _exit_if_stopped(stop, f"go on with: moonopt resume {shlex.quote(str(folder))}")
         except RunFailedError as error:
+            if os.environ.get(DEBUG):
+                raise
             text = f"{error} The traceback is in {folder / 'error.txt'}."
             err.print(Text.assemble(("Failed: ", "bold red"), text), soft_wrap=True, highlight=False)
             raise typer.Exit(1) from error

@@ -95,7 +95,8 @@ def check_kind(group: Group) -> None:
     if group.get("kind") not in KINDS:
         raise ValueError(
             f'A parameter group needs kind="matrix" or kind="vector", found {group.get("kind")!r}: by its shape a matrix '
-            "cannot be told from an embedding. Pass the model itself to have rules tell them apart."
+            "cannot be told from an embedding. Pass the model itself to have rules tell them apart, or named_parameters() in "
+            "each group and module=model."
         )
 
 

@@ -87,6 +87,9 @@ class Routing(NamedTuple):
         total = sum(each.parameter.numel() for each in self.placements)
         return f"{table}\n{self.matrix_share:.2%} of {total:,} parameters are in matrices"
 
+    def __repr__(self) -> str:  # in a notebook; not all numbers of all parameters
+        return str(self)
+
 
 class Rule(NamedTuple):
     """One line of the table. Every condition that is given must hold."""

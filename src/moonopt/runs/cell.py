@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from moonopt.bench import find
+from moonopt.bench.registry import code_of
 from moonopt.errors import UserError
 from moonopt.runs.settings import Layer, resolve
 
@@ -64,7 +65,14 @@ class Cell:
             "amp": self.machine.amp,
             "compile": self.machine.compile,
             **({"tf32": True} if self.machine.tf32 else {}),  # younger than the format, so that older runs go on
+            **({"code": self._code} if self._code else {}),  # as is this
         }
+
+    @property
+    def _code(self) -> dict[str, str]:
+        """Checksums of a benchmark and of a method that are a user's own."""
+        own = [name for name in (self.benchmark, self.method) if ":" in name]
+        return {name: code for name in own if (code := code_of(name)) is not None}
 
     @property
     def label(self) -> str:

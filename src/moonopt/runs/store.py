@@ -35,7 +35,8 @@ class RunFolder:
         """A cell is done when its result is there and its config equals the requested one."""
         if not (self.path / CONFIG).exists():
             return State.NEW
-        if self.config() != _as_json(cell.config):
+        found, wanted = self.config(), _as_json(cell.config)
+        if found != wanted and ("code" in found or found != {key: wanted[key] for key in wanted if key != "code"}):
             return State.OTHER
         return State.DONE if (self.path / RESULT).exists() else State.UNFINISHED
 

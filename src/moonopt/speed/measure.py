@@ -65,7 +65,7 @@ def command_line(name: str, description: str | None, rounds: int | None = None) 
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     if rounds is not None:
         parser.add_argument("--rounds", type=_several, default=rounds, help=f"timed rounds (default {rounds})")
-    parser.add_argument("--device", default="cpu", help="where to measure (default cpu)")
+    parser.add_argument("--device", type=_device, default="cpu", help="where to measure (default cpu)")
     return parser
 
 
@@ -94,11 +94,18 @@ def timing(found: Mapping[str, float]) -> str:
     return f"{found['ms']:9.2f} ms  ({found['low_ms']:.2f} to {found['high_ms']:.2f})"
 
 
+def _device(text: str) -> str:
+    try:
+        torch.empty(0, device=text)
+    except (RuntimeError, AssertionError) as error:  # the latter of a torch that was built without it
+        raise argparse.ArgumentTypeError(f"{text} is not there: {str(error).splitlines()[0]}") from error
+    return text
+
+
 def _several(text: str) -> int:
-    number = int(text)
-    if number < 2:
-        raise argparse.ArgumentTypeError(f"must be at least 2, found {number}")
-    return number
+    if not text.isdecimal() or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"must be a number of at least 2, found {text}")
+    return int(text)
 
 
 def _summary(times: list[float]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import io
 import math
 import re
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +20,7 @@ INK = "#010203"
 
 #: In inches, at 72 units of SVG each: a panel, and in a legend the line with the space around it, and a letter.
 PANEL = (4.6, 3.3)
+TITLE_LETTERS = 42  # in a line of a panel's title
 COLUMNS = 3
 LEGEND_LINE, LETTER = 0.8, 0.09
 
@@ -119,7 +121,7 @@ def line_style(style: Style) -> Literal["solid"] | tuple[float, tuple[float, ...
 
 def _draw(panel: Panel, axes: Axes) -> None:
     axes.set_facecolor("none")
-    axes.set_title(panel.title)
+    axes.set_title(textwrap.fill(panel.title, TITLE_LETTERS, break_long_words=False))
     panel.draw(axes)
 
 

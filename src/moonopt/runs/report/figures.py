@@ -41,7 +41,7 @@ def losses(study: Study) -> Plot:
     panels = []
     for title, chosen, read, draw in shown:
         bands = {row.label: band for row in study.rows if (band := read(row, chosen)) is not None}
-        panels += [Panel(title, partial(draw, bands, _styles(study)))] if bands else []
+        panels += [Panel(title, partial(draw, bands, _styles(study), "training loss"))] if bands else []
     caption = "Training loss: the mean over seeds, in a band of one standard deviation to each side."
     caption += " Time is the mean time of a step since training began, without evaluations"
     single = [row.label for row in study.rows if row.is_single]
@@ -53,7 +53,8 @@ def progress(study: Study) -> Plot:
     """The headline metric at every evaluation."""
     metric = study.headline
     bands = {row.label: band for row in study.rows if (band := metric_band(row, metric.name)) is not None}
-    panels = [Panel(metric.heading, partial(_draw_bands, bands, _styles(study), metric.heading))] if bands else []
+    draw = _draw_bands if metric.higher else _draw_losses
+    panels = [Panel(metric.heading, partial(draw, bands, _styles(study), metric.heading))] if bands else []
     caption = f"{metric.name} at every evaluation during training: mean over seeds, in a band of one standard deviation."
     styles = {label: style for label, style in _styles(study).items() if label in bands}
     return Plot("progress", "Progress", caption, panels, styles)
@@ -114,8 +115,8 @@ def costs(study: Study) -> Plot:
     return Plot("costs", "Cost of a step", caption, panels, {})
 
 
-def _draw_timed(bands: Mapping[str, Band], styles: Mapping[str, Style], axes: Axes) -> None:
-    _draw_losses(bands, styles, axes)
+def _draw_timed(bands: Mapping[str, Band], styles: Mapping[str, Style], label: str, axes: Axes) -> None:
+    _draw_losses(bands, styles, label, axes)
     axes.set_xlabel("seconds of training")
     ends = [band.places[-1] for band in bands.values()]
     if min(band.places[0] for band in bands.values()) > 0 and max(ends) > MUCH_LONGER * min(ends):
@@ -124,8 +125,8 @@ def _draw_timed(bands: Mapping[str, Band], styles: Mapping[str, Style], axes: Ax
         axes.xaxis.set_minor_formatter("")
 
 
-def _draw_losses(bands: Mapping[str, Band], styles: Mapping[str, Style], axes: Axes) -> None:
-    _draw_bands(bands, styles, "training loss", axes)
+def _draw_losses(bands: Mapping[str, Band], styles: Mapping[str, Style], label: str, axes: Axes) -> None:
+    _draw_bands(bands, styles, label, axes)
     means = np.concatenate([band.mean for band in bands.values()])
     means = means[np.isfinite(means)]
     if len(means) and means.min() > 0 and means.max() > LOGARITHMIC * means.min():
@@ -190,7 +191,7 @@ def _draw_matrix(matrix: Array, tasks: Sequence[str], axes: Axes) -> None:
         for (row, column), value in np.ndenumerate(others):
             if np.isfinite(value):
                 colour = "#ffffff" if abs(value) > 0.6 else "#111111"
-                axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour)
+                axes.text(column, row, f"{value:z.2f}", ha="center", va="center", color=colour)
     bar = axes.figure.colorbar(image, ax=axes, shrink=0.9)
     bar.set_label("cosine")
     bar.outline.set_visible(False)
