@@ -1,0 +1,71 @@
+"""Kernels of QM9's gradients in Triton's interpreter, for ``test_interpreted_kernels.py``, or on a GPU, if there is one."""
+
+import pytest
+import torch
+
+from moonopt.bench.models.mpnn_kernels import gru_backward, masked_sums, spread
+from moonopt.bench.models.mpnn_parts import gru_backward as gru_backward_in_torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+#: Rounding of what is written in float16, of the largest number there is.
+HALF = torch.finfo(torch.float16).eps
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def draw(*shape, dtype=torch.float16):
+    return torch.randn(*shape).to(DEVICE, dtype)
+
+
+def hidden_tensor(batch=2, atoms=7, channels=136):
+    """Of which half is hidden."""
+    return draw(batch, atoms, atoms, channels).relu()
+
+
+@pytest.mark.parametrize(("atoms", "channels", "width", "count"), [(7, 136, 64, 3), (37, 8, 64, 2), (1, 3, 5, 1)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_factors_are_spread_as_in_double_precision(atoms, channels, width, count, turned):
+    hidden = hidden_tensor(2, atoms, channels)
+    hidden = hidden.transpose(1, 2) if turned else hidden
+    values = draw(2, atoms, count, 3, width)[:, :, :, 1]  # of the middle one of three rounds
+    found = spread(hidden, values)
+    expected = torch.einsum("bsac,bsmw->bamcw", hidden.double(), values.double())
+    assert found.is_contiguous()
+    assert found.dtype == torch.float16
+    assert (found - expected).abs().max() <= HALF * expected.abs().max()
+
+
+@pytest.mark.parametrize(("atoms", "channels", "count"), [(7, 136, 3), (37, 8, 2), (1, 200, 1)])
+def test_sums_are_of_what_is_not_hidden(atoms, channels, count):
+    hidden, gradients, given = (
+        hidden_tensor(2, atoms, channels),
+        draw(2, atoms, count, atoms, channels),
+        draw(2, atoms, atoms, 8),
+    )
+    gradients = torch.where((hidden == 0).unsqueeze(2), torch.inf, gradients)
+    found = masked_sums(gradients, hidden, given)
+    shown = torch.where((hidden > 0).unsqueeze(2), gradients.double(), 0.0)
+    expected = torch.einsum("bikjc,bijf->kcf", shown, given.double())
+    assert found.shape == (count, channels, 8)
+    assert (found - expected).norm() <= 1e-5 * expected.norm()
+
+
+def test_not_a_number_is_no_zero_and_stays_with_its_channel():
+    hidden, gradients, given = hidden_tensor(), draw(2, 7, 3, 7, 136), draw(2, 7, 7, 8)
+    hidden[1, 2, 3, 4], gradients[0, 1, 2, 3, 5] = torch.nan, torch.nan
+    hidden[0, 1, 3, 5] = 1
+    gradients[1, 2, :, 3, 4] = torch.nan
+    bad = masked_sums(gradients, hidden, given).isnan().all(2).nonzero().tolist()
+    assert bad == [[0, 4], [1, 4], [2, 4], [2, 5]]
+
+
+def test_gates_of_all_gradients_are_differentiated_as_one_by_one():
+    gradients, gates, out = draw(9, 3, 5, dtype=torch.float32), draw(9, 25, dtype=torch.float32), torch.empty(9, 3, 20)
+    out = out.to(DEVICE)
+    of_state = gru_backward(gradients, gates, out)
+    for number in range(3):
+        found = out[:, number], of_state[:, number]
+        torch.testing.assert_close(found, gru_backward_in_torch(gradients[:, number], gates))
