@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: What a program has at a time: rows of the products, channels of the sums, numbers of the gates.
-ROWS, SOME_CHANNELS, NUMBERS = 128, 128, 1024
+#: What a program has at a time: rows of the products, edges of the sums, numbers of the gates.
+ROWS, EDGES, NUMBERS = 128, 32, 1024
 #: The shortest side of a product.
 SHORTEST = 16
 
@@ -33,9 +33,9 @@ def masked_sums(gradients: Tensor, hidden: Tensor, given: Tensor) -> Tensor:
     """
     (batch, atoms, count, _, channels), features = gradients.shape, given.shape[3]
     out = gradients.new_empty(batch, count, features, channels, dtype=torch.float32)
-    _masked_sums[triton.cdiv(channels, SOME_CHANNELS), count, batch](
+    _masked_sums[count, batch](
         gradients, hidden, given, out, atoms, count, features,
-        CHANNELS=channels, ATOMS=_padded(atoms), SOME=SOME_CHANNELS, FEATURES=_padded(features), num_warps=8,
+        CHANNELS=channels, PADDED=_padded(channels), EDGES=EDGES, FEATURES=_padded(features), num_warps=8,
     )  # fmt: skip
     return out.sum(0).mT
 
@@ -78,27 +78,25 @@ def _spread(  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _masked_sums(  # type: ignore[no-untyped-def]
     gradients, hidden, given, out, atoms, count, features,
-    CHANNELS: tl.constexpr, ATOMS: tl.constexpr, SOME: tl.constexpr, FEATURES: tl.constexpr,
+    CHANNELS: tl.constexpr, PADDED: tl.constexpr, EDGES: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
-    number, batch = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    channel = tl.program_id(0) * SOME + tl.arange(0, SOME)
-    atom, feature = tl.arange(0, ATOMS), tl.arange(0, FEATURES)
-    inside = (atom[:, None] < atoms) & (channel < CHANNELS)[None, :]
-    known = (atom[None, :] < atoms) & (feature < features)[:, None]
-    tile = atom[:, None] * CHANNELS + channel[None, :]
+    number, batch = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    channel, feature = tl.arange(0, PADDED), tl.arange(0, FEATURES)
     gradients += (batch * atoms * count + number) * atoms * CHANNELS
     hidden += batch * atoms * atoms * CHANNELS
     given += batch * atoms * atoms * features
-    total = tl.zeros((FEATURES, SOME), dtype=tl.float32)
-    for _ in range(atoms):
-        found = tl.load(gradients + tile, mask=inside, other=0.0)
-        shown = tl.load(hidden + tile, mask=inside, other=0.0)
-        edge = tl.load(given + feature[:, None] + atom[None, :] * features, mask=known, other=0.0)
+    total = tl.zeros((FEATURES, PADDED), dtype=tl.float32)
+    for start in range(0, atoms * atoms, EDGES):
+        edge = start + tl.arange(0, EDGES)
+        there = edge < atoms * atoms
+        inside = there[:, None] & (channel < CHANNELS)[None, :]
+        place = (edge // atoms * count * atoms + edge % atoms)[:, None] * CHANNELS + channel[None, :]
+        found = tl.load(gradients + place, mask=inside, other=0.0)
+        shown = tl.load(hidden + edge[:, None] * CHANNELS + channel[None, :], mask=inside, other=0.0)
+        known = there[None, :] & (feature < features)[:, None]
+        of_edge = tl.load(given + edge[None, :] * features + feature[:, None], mask=known, other=0.0)
         # Not a number is above no number, and is kept.
-        total = tl.dot(edge, tl.where(shown <= 0, 0.0, found).to(edge.dtype), total, input_precision="ieee")
-        gradients += count * atoms * CHANNELS
-        hidden += atoms * CHANNELS
-        given += atoms * features
+        total = tl.dot(of_edge, tl.where(shown <= 0, 0.0, found).to(of_edge.dtype), total, input_precision="ieee")
     to = out + ((batch * count + number) * features + feature[:, None]) * CHANNELS + channel[None, :]
     tl.store(to, total, mask=(feature < features)[:, None] & (channel < CHANNELS)[None, :])
 
