@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from moonopt.bench.models.mpnn_kernels import gru_backward, masked_sums, spread
+from moonopt.bench.models.mpnn_kernels import (
+    edge_matrices,
+    gru_backward,
+    masked_sums,
+    positive_products,
+    spread,
+    through_edges,
+)
 from moonopt.bench.models.mpnn_parts import gru_backward as gru_backward_in_torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -36,6 +43,50 @@ def test_factors_are_spread_as_in_double_precision(atoms, channels, width, count
     assert found.is_contiguous()
     assert found.dtype == torch.float16
     assert (found - expected).abs().max() <= HALF * expected.abs().max()
+
+
+@pytest.mark.parametrize(("total", "features", "channels"), [(200, 8, 136), (3, 1, 1), (64, 17, 256)])
+def test_products_are_cut_off_at_zero(total, features, channels):
+    rows, weights = draw(total, features), draw(channels, features)
+    found = positive_products(rows, weights)
+    expected = (rows.double() @ weights.double().T).relu()
+    assert (found - expected).abs().max() <= HALF * expected.abs().max()
+    rows[1, 0] = torch.nan
+    assert positive_products(rows, weights).isnan().nonzero()[:, 0].unique().tolist() == [1]
+
+
+def given_to(hidden, features=5):
+    """Something for two thirds of the edges; nothing is hidden where nothing is given."""
+    there = torch.rand(hidden.shape[:3]).to(DEVICE) < 2 / 3
+    return draw(*there.shape, features) * there.unsqueeze(3), hidden * there.unsqueeze(3)
+
+
+@pytest.mark.parametrize(("atoms", "channels", "width", "count"), [(7, 136, 64, 3), (13, 8, 64, 18), (1, 3, 5, 1)])
+def test_gradients_go_back_through_the_matrices_of_the_edges(atoms, channels, width, count):
+    given, hidden = given_to(hidden_tensor(2, atoms, channels))
+    matrices, values = draw(width, channels * width), draw(2, atoms, count, 3, width)[:, :, :, 1]
+    found = through_edges(*edge_matrices(hidden, given, matrices), values)
+    several = matrices.double().view(width, channels, width)
+    expected = torch.einsum("bijc,vcw,bimw->bjmv", hidden.double(), several, values.double()).flatten(0, 1)
+    assert found.dtype == torch.float32
+    assert (found - expected).norm() <= HALF * expected.norm()
+
+
+def test_where_nothing_is_given_there_is_no_matrix():
+    given, hidden = given_to(hidden_tensor())
+    given[1] = 0
+    places, matrices = edge_matrices(hidden, given, draw(64, 136 * 64))
+    there = (given != 0).any(3)
+    assert places[there].tolist() == list(range(int(there.sum())))
+    assert places[~there].eq(-1).all()
+    assert through_edges(places, matrices, draw(2, 7, 3, 64))[7:].eq(0).all()
+
+
+def test_an_edge_that_is_not_a_number_shows():
+    given, hidden = given_to(hidden_tensor())
+    given[1, 2, 3, 0] = hidden[1, 2, 3, 4] = torch.nan
+    found = through_edges(*edge_matrices(hidden, given, draw(64, 136 * 64)), draw(2, 7, 3, 64))
+    assert found.isnan().all(2).all(1).nonzero().flatten().tolist() == [7 + 3]
 
 
 @pytest.mark.parametrize(("atoms", "channels", "count"), [(7, 136, 3), (37, 8, 2), (1, 200, 1)])

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from moonopt.bench.models.mpnn_parts import gru, gru_backward, product, where_positive
+from moonopt.bench.models.mpnn_parts import gru, gru_backward, masked_sums, positive_products, product, where_positive
 from moonopt.bench.models.mpnn_rounds_several import gradients_of_several, size_of
 from moonopt.bench.models.several import for_one_or_several
 from moonopt.errors import UserError
@@ -62,7 +62,7 @@ class _Rounds(torch.autograd.Function):
         edges, weights, matrices, bias, weight_ih, weight_hh, bias_ih, bias_hh, rounds, kept, learning = given
         (batch, atoms, width), channels = x.shape, len(weights)
         edges, matrices = edges.to(kept), matrices.to(kept)
-        hidden = _positive_products(edges.flatten(0, 2), weights.to(kept)).view(batch, atoms, atoms * channels)
+        hidden = positive_products(edges.flatten(0, 2), weights.to(kept)).view(batch, atoms, atoms * channels)
         several = matrices.view(width, channels, width).transpose(0, 1)
         # All rounds side by side, so that the backward pass multiplies them at once; without one the next takes the place.
         sent = matrices.new_empty(batch * atoms, channels, rounds if learning else 1, width)
@@ -70,7 +70,10 @@ class _Rounds(torch.autograd.Function):
         inputs, messages, gates = [], [], []
         for number in range(rounds):
             place = number % sent.shape[2]
-            torch.bmm(x.to(kept).expand(channels, -1, -1), several, out=sent[:, :, place].transpose(0, 1))
+            if learning:
+                torch.bmm(x.to(kept).expand(channels, -1, -1), several, out=sent[:, :, place].transpose(0, 1))
+            else:  # in one piece
+                torch.mm(x.to(kept), matrices, out=sent.view(len(x), -1))
             got = product(hidden, sent.view(batch, -1, *sent.shape[2:])[:, :, place], x.dtype)
             got = (got + bias).relu_().flatten(0, 1)
             after, known = gru(got @ weight_ih.T, x @ weight_hh.T, x, bias_ih, bias_hh)
@@ -117,23 +120,18 @@ def _gradients_of_one(gradient: Tensor, *saved: Tensor, of_edges: bool) -> Seque
         torch.bmm(hidden.mT, of_got[:, :, number], out=of_sent[number].view(batch, -1, width))
         of_x = torch.addmm(of_x, of_gates_x, weight_hh) + product(of_sent[number], matrices.mT, dtype)
     of_hidden = of_got.view(batch, atoms, -1) @ sent.view(batch, -1, rounds * width).mT
-    of_hidden = where_positive(of_hidden, hidden).view(batch, -1, len(weights))
+    of_hidden, hidden = (each.view(*edges.shape[:3], -1) for each in (of_hidden, hidden))
     of_rows, widths = torch.cat(rows[::-1]), [len(weight_ih), len(weight_hh), width]
     of_gates_in, of_gates_x, _ = torch.split(of_rows, widths, 1)
     of_bias_ih, of_bias_hh, of_bias = torch.split(of_rows.sum(0), widths)
     found = [
         of_x.view(gradient.shape),
-        product(of_hidden.mT, edges.flatten(1, 2), dtype).sum(0),
+        masked_sums(of_hidden.unsqueeze(2), hidden, edges, dtype).squeeze(0),
         product(inputs.to(kept).mT, of_sent.flatten(0, 1), dtype),
         *(of_bias, of_gates_in.mT @ messages, of_gates_x.mT @ inputs, of_bias_ih, of_bias_hh),
-        *([(of_hidden.to(dtype) @ weights).view(edges.shape)] if of_edges else []),
+        *([where_positive(of_hidden, hidden).to(dtype) @ weights] if of_edges else []),
     ]
     return torch._foreach_mul(found, scale.view(()))
-
-
-def _positive_products(rows: Tensor, weights: Tensor) -> Tensor:
-    """relu(rows weights'): the largest tensor of all is written once."""
-    return torch._addmm_activation(weights.new_zeros(len(weights)), rows, weights.T)
 
 
 def _gru_backward(gradient: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,8 +7,14 @@ They share what the forward pass has kept, and all large tensors are passed over
 import torch
 from torch import Tensor
 
-from moonopt.bench.models.mpnn_parts import gru_backward, product, where_positive
-from moonopt.linalg.kernels.presence import has_kernels
+from moonopt.bench.models.mpnn_parts import (
+    gru_backward_of_several,
+    masked_sums,
+    messages_backward,
+    product,
+    spread,
+    where_positive,
+)
 
 #: Of how many numbers rows of float32 are a multiple, where products like it.
 ALIGNED = 4
@@ -31,22 +37,19 @@ def gradients_of_several(gradients: Tensor, *saved: Tensor, of_edges: bool) -> t
     of_gates = of_x.new_empty(rounds, total, count, 4 * width)
     of_got = matrices.new_empty(batch, atoms, count, rounds, width)
     of_bias = gradients.new_zeros(count, width)
-    back = _back_from_gates(weight_ih, weight_hh)
+    from_gates, from_messages = _back_from_gates(weight_ih, weight_hh), messages_backward(hidden, edges, matrices, dtype)
     for number in reversed(range(rounds)):
-        of_state = _gru_backward(of_x, gates[number], out=of_gates[number])
-        of_message, of_x = (of_gates[number].flatten(0, 1) @ back).view(total, count, -1).chunk(2, 2)
+        of_state = gru_backward_of_several(of_x, gates[number], out=of_gates[number])
+        of_message, of_x = (of_gates[number].flatten(0, 1) @ from_gates).view(total, count, -1).chunk(2, 2)
         of_message = where_positive(of_message, messages.chunk(rounds)[number].unsqueeze(1))
         of_bias = of_bias + of_message.sum(0)
         of_got[:, :, :, number] = of_message.view(batch, atoms, count, width)
-        # The largest tensor of all, that of one round at a time.
-        of_sent = _spread(hidden, of_got[:, :, :, number]).view(total * count, -1)
-        of_x = of_x + of_state + product(of_sent, matrices.mT, dtype).view(of_state.shape)
-        del of_sent
+        of_x = of_x + of_state + from_messages(of_got[:, :, :, number])
     of_hidden = of_got.view(batch, atoms * count, -1) @ sent.view(batch, -1, rounds * width).mT
     of_hidden = of_hidden.view(batch, atoms, count, *hidden.shape[2:])
     found = [
         of_x.view(batch, atoms, count, width).permute(2, 0, 1, 3),
-        _masked_sums(of_hidden, hidden, edges, dtype),
+        masked_sums(of_hidden, hidden, edges, dtype),
         _of_matrices(hidden, inputs.to(kept).view(rounds, batch, atoms, width), of_got, dtype),
         of_bias,
         *_of_cell(of_gates, messages, inputs),
@@ -85,40 +88,10 @@ def _of_matrices(hidden: Tensor, inputs: Tensor, of_got: Tensor, dtype: torch.dt
     Atom i gets sum_c A_c' s_ic, and s_ic = sum_j h_ijc x_j is the same for all: the gradient of A_c is sum_i s_ic of_got_i'.
     """
     count, _, width = of_got.shape[2:]
-    gathered = _spread(hidden.transpose(1, 2), inputs.permute(1, 2, 0, 3)).flatten(3).flatten(0, 2)
+    gathered = spread(hidden.transpose(1, 2), inputs.permute(1, 2, 0, 3)).flatten(3).flatten(0, 2)
     receivers = of_got.transpose(2, 3).reshape(len(gathered), -1)
     return product(gathered.T, receivers, dtype).view(-1, width, count, width).permute(2, 1, 0, 3)
 
 
 def _of_edges(of_hidden: Tensor, hidden: Tensor, weights: Tensor) -> Tensor:
     return (where_positive(of_hidden, hidden.unsqueeze(2)).to(weights) @ weights).permute(2, 0, 1, 3, 4)
-
-
-def _spread(hidden: Tensor, values: Tensor) -> Tensor:
-    """sum_s hidden[b, s, a, c] values[b, s, m, :] as (B, N, M, C, width)."""
-    if has_kernels(hidden.device) and hidden.dtype == torch.float16:
-        from moonopt.bench.models.mpnn_kernels import spread  # needs triton
-
-        return spread(hidden, values)
-    return torch.einsum("bsac,bsmw->bamcw", hidden, values).contiguous()
-
-
-def _masked_sums(gradients: Tensor, hidden: Tensor, given: Tensor, dtype: torch.dtype) -> Tensor:
-    """sum_bij (hidden[b, i, j, c] > 0) gradients[b, i, k, j, c] given[b, i, j, f] as (K, C, F), in a wider dtype."""
-    if has_kernels(hidden.device) and (hidden.dtype, dtype) == (torch.float16, torch.float32):
-        from moonopt.bench.models.mpnn_kernels import masked_sums  # needs triton
-
-        return masked_sums(gradients, hidden, given)
-    masked = where_positive(gradients, hidden.unsqueeze(2))
-    return torch.einsum("bikjc,bijf->kcf", masked.to(dtype), given.to(dtype))
-
-
-def _gru_backward(gradients: Tensor, gates: Tensor, out: Tensor) -> Tensor:
-    """Of the state (n, K, width), and of the gates (n, K, 4 width) in ``out``, for gradients of the state after."""
-    if has_kernels(gradients.device) and gradients.dtype == torch.float32:
-        from moonopt.bench.models.mpnn_kernels import gru_backward as of_several  # needs triton
-
-        return of_several(gradients, gates, out)
-    of_gates, of_state = gru_backward(gradients, gates.unsqueeze(1))
-    out.copy_(of_gates)
-    return of_state
