@@ -54,9 +54,10 @@ def _target(protocol: Stage) -> str:
     for which in (PLAIN, ROBUST):
         row = protocol.row(*which)
         verdict = "reached" if average(row, DELTA) <= GOAL else "not reached"
-        found = NOT_RUN if row is None else f"{entry(row, DELTA, 1)} ({seeds(row)} of {SEEDS} seeds): **{verdict}**"
+        count = "one seed" if seeds(row) == "1" else f"{seeds(row)} seeds"
+        found = NOT_RUN if row is None else f"{entry(row, DELTA, 1)} ({count}): **{verdict}**"
         told.append(f"{variant(*which)} {found}")
-    goal = f"The target is a Δm of at most {GOAL} for MOON in the paper's protocol of {protocol.epochs} epochs."
+    goal = f"The target is a Δm of at most {GOAL} for MOON in the protocol of {protocol.epochs} epochs."
     return f"{goal} {'; '.join(told)}."
 
 

@@ -32,9 +32,9 @@ def molecules(sizes=(29, 3, 1, 18, 2, 0), dtype=torch.float32, most_atoms=29):
     return dense_batch(features, positions.to(dtype), bonds + bonds.mT)
 
 
-def network(dtype=torch.float32, **options):
+def network(dtype=torch.float32, tasks=TASKS, **options):
     torch.manual_seed(0)
-    model = MPNN(TASKS, **options)
+    model = MPNN(tasks, **options)
     torch.nn.init.normal_(model.conv.bias)
     return model.to(dtype)
 
@@ -269,9 +269,10 @@ def test_on_a_gpu_both_ways_are_as_near_to_double_precision(half):
 
 
 @NEEDS_GPU
+@pytest.mark.parametrize("tasks", [TASKS, tuple("abcdefghijk")], ids=len)  # few and many, which go different ways
 @pytest.mark.parametrize("half", [False, True], ids=["float32", "half"])
-def test_on_a_gpu_all_tasks_at_once_are_as_near(half):
-    model, batch = network(half_messages=half).cuda(), moved(molecules(), "cuda")
+def test_on_a_gpu_all_tasks_at_once_are_as_near(half, tasks):
+    model, batch = network(tasks=tasks, half_messages=half).cuda(), moved(molecules(), "cuda")
     losses = [each.square().mean() for each in model(batch).values()]
     one_by_one, (at_once, _) = (made(losses, list(model.parameters())) for made in (task_gradients, gradients_at_once))
     for found, expected in zip(at_once, one_by_one, strict=True):

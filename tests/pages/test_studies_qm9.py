@@ -115,7 +115,7 @@ def test_differences_are_those_of_a_paired_test(fill, exports):
 @pytest.mark.parametrize(("factor", "verdict"), [(1.45, "reached"), (1.55, "not reached")])
 def test_the_target_is_judged_in_the_protocol_alone(factor, verdict, fill):
     page = fill(("moon", BUDGET, 1.1), ("moon", {}, factor), ("famo", {}, 1.5))
-    found = f"{100 * factor - 100:.1f} ± 0.0 (2 of 3 seeds): **{verdict}**"
+    found = f"{100 * factor - 100:.1f} ± 0.0 (2 seeds): **{verdict}**"
     assert f"moon {found}; moon beta=auto loss=log not run yet." in section(page, "target")
     names = ["moon", "famo"] if factor < 1.5 else ["famo", "moon"]
     assert section(page, "order").startswith(f"In the order of Δm: {names[0]} ")

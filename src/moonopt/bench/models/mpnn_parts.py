@@ -12,6 +12,9 @@ from moonopt.linalg.kernels.presence import has_kernels
 
 #: Of how many channels the kernels hold all at once.
 MOST_CHANNELS = 256
+#: From so many gradients on the edges' own matrices, read for each round, are fewer bytes than what atoms get of every channel,
+#: by count, for three rounds of QM9's network.
+MANY = 8
 
 
 def product(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
@@ -56,22 +59,19 @@ def spread(hidden: Tensor, values: Tensor) -> Tensor:
     return torch.einsum("bsac,bsmw->bamcw", hidden, values).contiguous()
 
 
-def messages_backward(hidden: Tensor, given: Tensor, matrices: Tensor, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
-    """What takes gradients (B, N, M, width) of what atoms get to those (B N, M, width) of what they have sent.
-
-    For many gradients on a GPU, the edges' own matrices, made once for all rounds, are fewer bytes than what each atom gets of
-    each channel.
-    """
-    if _has_kernels(hidden):
+def messages_backward(
+    hidden: Tensor, given: Tensor, matrices: Tensor, count: int, dtype: torch.dtype
+) -> Callable[[Tensor], Tensor]:
+    """What takes gradients (B, N, count, width) of what atoms get to those (B N, count, width) of what they have sent."""
+    if count >= MANY and _has_kernels(hidden):
         from moonopt.bench.models.mpnn_kernels import edge_matrices, through_edges
 
         places, several = edge_matrices(hidden, given, matrices)
         return lambda of_got: through_edges(places, several, of_got).to(dtype)
 
     def by_channels(of_got: Tensor) -> Tensor:
-        of_sent = spread(hidden, of_got)
-        batch, atoms, count = of_sent.shape[:3]
-        return product(of_sent.view(batch * atoms * count, -1), matrices.mT, dtype).view(batch * atoms, count, -1)
+        of_sent = spread(hidden, of_got).flatten(3).flatten(0, 2)
+        return product(of_sent, matrices.mT, dtype).view(-1, count, len(matrices))
 
     return by_channels
 

@@ -37,7 +37,8 @@ def gradients_of_several(gradients: Tensor, *saved: Tensor, of_edges: bool) -> t
     of_gates = of_x.new_empty(rounds, total, count, 4 * width)
     of_got = matrices.new_empty(batch, atoms, count, rounds, width)
     of_bias = gradients.new_zeros(count, width)
-    from_gates, from_messages = _back_from_gates(weight_ih, weight_hh), messages_backward(hidden, edges, matrices, dtype)
+    from_gates = _back_from_gates(weight_ih, weight_hh)
+    from_messages = messages_backward(hidden, edges, matrices, count, dtype)
     for number in reversed(range(rounds)):
         of_state = gru_backward_of_several(of_x, gates[number], out=of_gates[number])
         of_message, of_x = (of_gates[number].flatten(0, 1) @ from_gates).view(total, count, -1).chunk(2, 2)
