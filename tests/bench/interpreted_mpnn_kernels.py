@@ -3,15 +3,16 @@
 import pytest
 import torch
 
+from moonopt.bench.models import mpnn_kernels, mpnn_parts
 from moonopt.bench.models.mpnn_kernels import (
     edge_matrices,
-    gru_backward,
+    gru_backward_of_several,
     masked_sums,
     positive_products,
     spread,
     through_edges,
 )
-from moonopt.bench.models.mpnn_parts import gru_backward as gru_backward_in_torch
+from moonopt.bench.models.mpnn_rounds import Cell, Factors, all_rounds
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: Rounding of what is written in float16, of the largest number there is.
@@ -21,6 +22,13 @@ HALF = torch.finfo(torch.float16).eps
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def few_at_a_time(monkeypatch):
+    """So that small tensors take every loop and every program more than once."""
+    monkeypatch.setattr(mpnn_kernels, "BUSY", 1)
+    monkeypatch.setattr(mpnn_kernels, "NUMBERS", 16)
 
 
 def draw(*shape, dtype=torch.float16):
@@ -56,12 +64,15 @@ def test_products_are_cut_off_at_zero(total, features, channels):
 
 
 def given_to(hidden, features=5):
-    """Something for two thirds of the edges; nothing is hidden where nothing is given."""
-    there = torch.rand(hidden.shape[:3]).to(DEVICE) < 2 / 3
-    return draw(*there.shape, features) * there.unsqueeze(3), hidden * there.unsqueeze(3)
+    """Something for two thirds of the edges, never in the last column; nothing is hidden where nothing is given."""
+    there = (torch.rand(hidden.shape[:3]).to(DEVICE) < 2 / 3).unsqueeze(3)
+    given = draw(*hidden.shape[:3], features) * there
+    given[..., -1] = 0
+    return given, hidden * there
 
 
 @pytest.mark.parametrize(("atoms", "channels", "width", "count"), [(7, 136, 64, 3), (13, 8, 64, 18), (1, 3, 5, 1)])
+@pytest.mark.usefixtures("few_at_a_time")
 def test_gradients_go_back_through_the_matrices_of_the_edges(atoms, channels, width, count):
     given, hidden = given_to(hidden_tensor(2, atoms, channels))
     matrices, values = draw(width, channels * width), draw(2, atoms, count, 3, width)[:, :, :, 1]
@@ -90,7 +101,9 @@ def test_an_edge_that_is_not_a_number_shows():
 
 
 @pytest.mark.parametrize(("atoms", "channels", "count"), [(7, 136, 3), (37, 8, 2), (1, 200, 1)])
-def test_sums_are_of_what_is_not_hidden(atoms, channels, count):
+@pytest.mark.parametrize("busy", [1, 512])
+def test_sums_are_of_what_is_not_hidden(atoms, channels, count, busy, monkeypatch):
+    monkeypatch.setattr(mpnn_kernels, "BUSY", busy)
     hidden, gradients, given = (
         hidden_tensor(2, atoms, channels),
         draw(2, atoms, count, atoms, channels),
@@ -113,10 +126,44 @@ def test_not_a_number_is_no_zero_and_stays_with_its_channel():
     assert bad == [[0, 4], [1, 4], [2, 4], [2, 5]]
 
 
+@pytest.mark.usefixtures("few_at_a_time")
 def test_gates_of_all_gradients_are_differentiated_as_one_by_one():
-    gradients, gates, out = draw(9, 3, 5, dtype=torch.float32), draw(9, 25, dtype=torch.float32), torch.empty(9, 3, 20)
-    out = out.to(DEVICE)
-    of_state = gru_backward(gradients, gates, out)
+    gradients, gates = draw(9, 3, 5, dtype=torch.float32), draw(9, 25, dtype=torch.float32)
+    out = torch.full((9, 3, 20), torch.nan, device=DEVICE)
+    of_state = gru_backward_of_several(gradients, gates, out)
     for number in range(3):
         found = out[:, number], of_state[:, number]
-        torch.testing.assert_close(found, gru_backward_in_torch(gradients[:, number], gates))
+        torch.testing.assert_close(found, mpnn_parts.gru_backward(gradients[:, number], gates))
+
+
+def half_precision_rounds(batch, atoms, width=16, channels=24, features=8):
+    """All rounds and what they depend on, in float32 but for what is kept."""
+    given, _ = given_to(hidden_tensor(batch, atoms, channels), features)
+    factors = (
+        given.float(),
+        draw(channels, features, dtype=torch.float32),
+        draw(width, channels * width, dtype=torch.float32) / width,
+    )
+    cell = [
+        draw(*shape, dtype=torch.float32) / 4 for shape in ((3 * width, width), (3 * width, width), (3 * width,), (3 * width,))
+    ]
+    inputs = [draw(batch, atoms, width, dtype=torch.float32), *factors, draw(width, dtype=torch.float32), *cell]
+    inputs = [each.requires_grad_() for each in inputs]
+    x, edges, weights, matrices, bias, *others = inputs
+    return all_rounds(x, Factors(edges, weights, matrices), bias, Cell(*others), 3, torch.float16), inputs
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("count", [1, 2, 12])  # of which many go through the matrices of the edges
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (1, 0, 2, 3)], ids=["gradients first", "rows first"])
+def test_all_gradients_are_those_of_torch(batch, count, order, monkeypatch):
+    found = []
+    for kernels in (True, False):
+        torch.manual_seed(0)
+        monkeypatch.setattr(mpnn_parts, "has_kernels", lambda _, there=kernels: there)
+        after, inputs = half_precision_rounds(batch, atoms=5)
+        along = torch.randn(count, *after.shape).to(DEVICE).permute(order).contiguous().permute(order)
+        gradients = torch.vmap(lambda each: torch.autograd.grad(after, inputs, each, retain_graph=True))(along)
+        found.append([after, *gradients])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() <= 4 * HALF * other.norm()

@@ -219,7 +219,7 @@ def test_evaluation_gives_the_same_and_keeps_one_round():
         expected = model(batch)["mu"]
     with Largest() as evaluating, torch.no_grad():
         found = model(batch)["mu"]
-    assert torch.equal(found, expected)
+    assert (found - expected).norm() <= TEN_BITS * expected.norm()
     assert evaluating.numbers * 3 == learning.numbers
 
 

@@ -13,13 +13,12 @@ from torch.nn import functional
 
 from moonopt.bench.models import heads
 from moonopt.bench.models.mpnn_molecules import ATOM_FEATURES, EDGE_FEATURES, MoleculeBatch
+from moonopt.bench.models.mpnn_parts import ALIGNED, HALF_ALIGNED
 from moonopt.bench.models.mpnn_readout import fused_readout
 from moonopt.bench.models.mpnn_rounds import Factors, half_rounds
 
 #: What the edge convolution has in channels beside the hidden ones: shares and loops.
 PASSED = 2
-#: Of how many numbers their count is a multiple, in float32 and in float16: rows begin where products like it, every 16 bytes.
-ALIGNED, HALF_ALIGNED = 4, 8
 #: Far below the scores of atoms, sums of as many products as they are wide with numbers below 1, and a number in half
 #: precision. Not -inf: the softmax over none but these would not be a number.
 ABSENT = -3e4

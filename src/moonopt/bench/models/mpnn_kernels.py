@@ -1,6 +1,6 @@
 """What ``mpnn_parts`` has no fast operation of torch's for, in Triton.
 
-Large tensors are written once, in the order in which they are read next, and read once, whatever is made of them there.
+Large tensors are written once, in the order in which they are read next.
 """
 
 import torch
@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-#: What a program has at a time: rows and columns of products, edges of sums, numbers of gates. Measured on an H200.
-ROWS, COLUMNS, DEPTH, EDGES, NUMBERS = 128, 128, 32, 32, 1024
+#: What a program has at a time: rows and columns of products, rows of all channels, edges of sums, numbers of gates.
+ROWS, COLUMNS, DEPTH, WHOLE_ROWS, EDGES, NUMBERS = 128, 128, 32, 64, 32, 1024
 #: How many programs keep a GPU busy.
 BUSY = 512
 #: The shortest side of a product.
@@ -20,9 +20,9 @@ def positive_products(rows: Tensor, weights: Tensor) -> Tensor:
     """relu(rows weights') of contiguous (E, F) and (C, F)."""
     (total, features), channels = rows.shape, len(weights)
     out = rows.new_empty(total, channels)
-    _positive_products[(triton.cdiv(total, ROWS // 2),)](
+    _positive_products[(triton.cdiv(total, WHOLE_ROWS),)](
         rows, weights, out, total, features,
-        CHANNELS=channels, PADDED=_padded(channels), FEATURES=_padded(features), ROWS=ROWS // 2, num_warps=8,
+        CHANNELS=channels, PADDED=_padded(channels), FEATURES=_padded(features), ROWS=WHOLE_ROWS, num_warps=8,
     )  # fmt: skip
     return out
 
@@ -54,10 +54,10 @@ def spread(hidden: Tensor, values: Tensor) -> Tensor:
 
 
 def edge_matrices(hidden: Tensor, given: Tensor, matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """The matrices sum_c hidden[b, i, j, c] matrices[:, c, :] of edges of which anything is given, and their places.
+    """The places (B, N, N) and the matrices sum_c hidden[b, i, j, c] A_c of edges of which anything is given.
 
-    Of contiguous (B, N, N, C), (B, N, N, F) and (width, C width). There is room for all edges, and what is not used is not
-    touched. The place of an edge without a matrix is -1.
+    Of contiguous (B, N, N, C), (B, N, N, F) and (width, C width), the A_c side by side. Nothing may be hidden where nothing is
+    given, as relu(weights 0) is zero: such an edge has the place -1. There is room for all edges, of which no more is used.
     """
     channels, width = hidden.shape[3], len(matrices)
     there = (given != 0).any(3)
@@ -83,10 +83,10 @@ def through_edges(places: Tensor, matrices: Tensor, values: Tensor) -> Tensor:
     return out
 
 
-def gru_backward(gradients: Tensor, gates: Tensor, out: Tensor) -> Tensor:
-    """As ``mpnn_parts.gru_backward``, of contiguous (n, K, width) and (n, 5 width): the gates' into (n, K, 4 width)."""
+def gru_backward_of_several(gradients: Tensor, gates: Tensor, out: Tensor) -> Tensor:
+    """As in ``mpnn_parts``, all contiguous."""
     (_, count, width), total = gradients.shape, gradients.numel()
-    of_state = torch.empty_like(gradients)
+    of_state = gradients.new_empty(gradients.shape)
     _gru_backward[(triton.cdiv(total, NUMBERS),)](gradients, gates, out, of_state, total, count, width, NUMBERS=NUMBERS)
     return of_state
 
@@ -222,7 +222,7 @@ def _through_edges(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _gru_backward(gradients, gates, of_gates, of_state, total, count, width, NUMBERS: tl.constexpr):  # type: ignore[no-untyped-def]
-    number = tl.program_id(0) * NUMBERS + tl.arange(0, NUMBERS)
+    number = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
     inside = number < total
     row, column = number // width, number % width
     gate = gates + (row // count) * 5 * width + column

@@ -10,11 +10,16 @@ from torch import Tensor
 
 from moonopt.linalg.kernels.presence import has_kernels
 
-#: Of how many channels the kernels hold all at once.
-MOST_CHANNELS = 256
-#: From so many gradients on the edges' own matrices, read for each round, are fewer bytes than what atoms get of every channel,
-#: by count, for three rounds of QM9's network.
-MANY = 8
+#: Of how many numbers the rows of large tensors are a multiple, in float32 and in float16: they begin where products like it.
+ALIGNED, HALF_ALIGNED = 4, 8
+#: What the kernels hold whole: so many channels, and so many of anything else.
+MOST_CHANNELS, MOST = 256, 64
+
+
+def size_of(gradients: Tensor) -> Tensor:
+    """The largest number of each gradient (..., B, N, width), by which it is divided while float16 might flush it to zero."""
+    largest = torch.linalg.vector_norm(gradients, torch.inf, (-3, -2, -1), True)
+    return torch.clamp(largest, min=torch.finfo(gradients.dtype).tiny)
 
 
 def product(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
@@ -28,7 +33,7 @@ def product(first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
 
 def positive_products(rows: Tensor, weights: Tensor) -> Tensor:
     """relu(rows weights'): the largest tensor of all is written once."""
-    if _has_kernels(rows, len(weights)):
+    if _has_kernels(rows, weights.shape[1], channels=len(weights)):
         from moonopt.bench.models.mpnn_kernels import positive_products as kernel
 
         return kernel(rows, weights)
@@ -42,17 +47,17 @@ def where_positive(gradient: Tensor, value: Tensor) -> Tensor:
 
 def masked_sums(gradients: Tensor, hidden: Tensor, given: Tensor, dtype: torch.dtype) -> Tensor:
     """sum_bij (hidden[b, i, j, c] > 0) gradients[b, i, k, j, c] given[b, i, j, f] as (K, C, F), in a wider dtype."""
-    if _has_kernels(hidden, hidden.shape[3]):
+    if _has_kernels(hidden, given.shape[3], channels=hidden.shape[3]):
         from moonopt.bench.models.mpnn_kernels import masked_sums as kernel
 
         return kernel(gradients, hidden, given).to(dtype)
-    masked = where_positive(gradients, hidden.unsqueeze(2))
-    return torch.einsum("bikjc,bijf->kcf", masked.to(dtype), given.to(dtype))
+    masked = where_positive(gradients, hidden.unsqueeze(2)).permute(2, 4, 0, 1, 3).flatten(2).flatten(0, 1)
+    return product(masked, given.flatten(0, 2), dtype).view(gradients.shape[2], hidden.shape[3], -1)
 
 
 def spread(hidden: Tensor, values: Tensor) -> Tensor:
     """sum_s hidden[b, s, a, c] values[b, s, m, :] as (B, N, M, C, width)."""
-    if _has_kernels(hidden):
+    if _has_kernels(hidden, hidden.shape[1], values.shape[3]):
         from moonopt.bench.models.mpnn_kernels import spread as kernel
 
         return kernel(hidden, values)
@@ -62,8 +67,14 @@ def spread(hidden: Tensor, values: Tensor) -> Tensor:
 def messages_backward(
     hidden: Tensor, given: Tensor, matrices: Tensor, count: int, dtype: torch.dtype
 ) -> Callable[[Tensor], Tensor]:
-    """What takes gradients (B, N, count, width) of what atoms get to those (B N, count, width) of what they have sent."""
-    if count >= MANY and _has_kernels(hidden):
+    """What takes gradients (B, N, count, width) of what atoms get to those (B N, count, width) of what they have sent.
+
+    Many on a GPU go through the edges' own matrices: made once and read for each round, these are fewer bytes than what atoms
+    get of every channel, of QM9's network from nine gradients on (by count), and take at most twice the memory. They are in
+    half precision: above 65,504 they are infinite, and so are the gradients.
+    """
+    atoms, channels, width = *hidden.shape[2:], len(matrices)
+    if atoms * width <= 2 * count * channels and _has_kernels(hidden, atoms, width, count):
         from moonopt.bench.models.mpnn_kernels import edge_matrices, through_edges
 
         places, several = edge_matrices(hidden, given, matrices)
@@ -71,7 +82,7 @@ def messages_backward(
 
     def by_channels(of_got: Tensor) -> Tensor:
         of_sent = spread(hidden, of_got).flatten(3).flatten(0, 2)
-        return product(of_sent, matrices.mT, dtype).view(-1, count, len(matrices))
+        return product(of_sent, matrices.mT, dtype).view(-1, count, width)
 
     return by_channels
 
@@ -96,8 +107,8 @@ def gru_backward(gradient: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
 
 def gru_backward_of_several(gradients: Tensor, gates: Tensor, out: Tensor) -> Tensor:
     """The same of gates (n, 5 width) for gradients (n, K, width): those of the gates, (n, K, 4 width), go to ``out``."""
-    if has_kernels(gradients.device) and gradients.dtype == torch.float32:
-        from moonopt.bench.models.mpnn_kernels import gru_backward as kernel
+    if gradients.dtype == torch.float32 and has_kernels(gradients.device):
+        from moonopt.bench.models.mpnn_kernels import gru_backward_of_several as kernel
 
         return kernel(gradients, gates, out)
     of_gates, of_state = gru_backward(gradients, gates.unsqueeze(1))
@@ -105,5 +116,6 @@ def gru_backward_of_several(gradients: Tensor, gates: Tensor, out: Tensor) -> Te
     return of_state
 
 
-def _has_kernels(tensor: Tensor, channels: int = 0) -> bool:
-    return tensor.dtype == torch.float16 and channels <= MOST_CHANNELS and has_kernels(tensor.device)
+def _has_kernels(tensor: Tensor, *sides: int, channels: int = 0) -> bool:
+    fits = channels <= MOST_CHANNELS and max(sides) <= MOST
+    return fits and tensor.dtype == torch.float16 and has_kernels(tensor.device)

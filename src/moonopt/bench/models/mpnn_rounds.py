@@ -17,8 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from moonopt.bench.models.mpnn_parts import gru, gru_backward, masked_sums, positive_products, product, where_positive
-from moonopt.bench.models.mpnn_rounds_several import gradients_of_several, size_of
+from moonopt.bench.models.mpnn_parts import (
+    gru,
+    gru_backward,
+    masked_sums,
+    positive_products,
+    product,
+    size_of,
+    where_positive,
+)
+from moonopt.bench.models.mpnn_rounds_several import gradients_of_several
 from moonopt.bench.models.several import for_one_or_several
 from moonopt.errors import UserError
 from moonopt.linalg.polar import without_autocast
@@ -61,7 +69,7 @@ class _Rounds(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
         edges, weights, matrices, bias, weight_ih, weight_hh, bias_ih, bias_hh, rounds, kept, learning = given
         (batch, atoms, width), channels = x.shape, len(weights)
-        edges, matrices = edges.to(kept), matrices.to(kept)
+        edges, matrices = edges.to(kept).contiguous(), matrices.to(kept)
         hidden = positive_products(edges.flatten(0, 2), weights.to(kept)).view(batch, atoms, atoms * channels)
         several = matrices.view(width, channels, width).transpose(0, 1)
         # All rounds side by side, so that the backward pass multiplies them at once; without one the next takes the place.
@@ -113,7 +121,7 @@ def _gradients_of_one(gradient: Tensor, *saved: Tensor, of_edges: bool) -> Seque
     of_sent = matrices.new_empty(rounds, batch * atoms, matrices.shape[1])
     rows = []
     for number in reversed(range(rounds)):
-        of_gates_in, of_gates_x, of_x = _gru_backward(of_x, gates[number])
+        of_gates_in, of_gates_x, of_x = _gru_backward_of_one(of_x, gates[number])
         of_message = where_positive(of_gates_in @ weight_ih, messages.chunk(rounds)[number])
         of_got[:, :, number] = of_message.view(gradient.shape)
         rows.append(torch.cat([of_gates_in, of_gates_x, of_message], 1))
@@ -134,7 +142,7 @@ def _gradients_of_one(gradient: Tensor, *saved: Tensor, of_edges: bool) -> Seque
     return torch._foreach_mul(found, scale.view(()))
 
 
-def _gru_backward(gradient: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _gru_backward_of_one(gradient: Tensor, gates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Of what inputs and the state give to the gates, and of the state itself."""
     if gradient.is_cuda:
         return torch.ops.aten._thnn_fused_gru_cell_backward(gradient, gates, False)[:3]  # type: ignore[no-any-return]

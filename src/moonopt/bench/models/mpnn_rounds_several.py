@@ -8,22 +8,15 @@ import torch
 from torch import Tensor
 
 from moonopt.bench.models.mpnn_parts import (
+    ALIGNED,
     gru_backward_of_several,
     masked_sums,
     messages_backward,
     product,
+    size_of,
     spread,
     where_positive,
 )
-
-#: Of how many numbers rows of float32 are a multiple, where products like it.
-ALIGNED = 4
-
-
-def size_of(gradients: Tensor) -> Tensor:
-    """The largest number of each gradient (..., B, N, width), by which it is divided while float16 might flush it to zero."""
-    largest = torch.linalg.vector_norm(gradients, torch.inf, (-3, -2, -1), True)
-    return torch.clamp(largest, min=torch.finfo(gradients.dtype).tiny)
 
 
 def gradients_of_several(gradients: Tensor, *saved: Tensor, of_edges: bool) -> tuple[Tensor, ...]:
@@ -33,7 +26,7 @@ def gradients_of_several(gradients: Tensor, *saved: Tensor, of_edges: bool) -> t
     kept, dtype, total = matrices.dtype, gradients.dtype, batch * atoms
     hidden = hidden.view(batch, atoms, atoms, -1)
     scale = size_of(gradients)
-    of_x = (gradients / scale).permute(1, 2, 0, 3).reshape(total, count, width)
+    of_x = (gradients / scale).permute(1, 2, 0, 3).contiguous().view(total, count, width)
     of_gates = of_x.new_empty(rounds, total, count, 4 * width)
     of_got = matrices.new_empty(batch, atoms, count, rounds, width)
     of_bias = gradients.new_zeros(count, width)
