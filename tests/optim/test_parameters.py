@@ -704,7 +704,8 @@ def test_bare_tensors_are_refused_with_the_reason(params, found):
 def test_a_group_without_a_kind_is_refused_with_the_reason(group, found):
     text = (
         f'A parameter group needs kind="matrix" or kind="vector", found {found}: by its shape a matrix cannot be told from '
-        "an embedding. Pass the model itself to have rules tell them apart, or named_parameters() in each group and module=model."
+        "an embedding. Pass the model itself to have rules tell them apart, or named_parameters() in each group and "
+        "module=model."
     )
     with refused(text):
         check_kind(group)
