@@ -5,7 +5,7 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,8 +45,8 @@ from moonopt.cli.options import (
     own_layers,
     read_names,
     read_seeds,
-    repeating,
 )
+from moonopt.cli.repeating import repeating, uses
 from moonopt.errors import UserError, one_sentence, unknown_name
 from moonopt.methods import METHODS
 from moonopt.optim.parameters import route_parameters
@@ -61,7 +61,7 @@ from moonopt.runs.report.study import studies
 from moonopt.runs.report.tables import check_reference, results_table
 from moonopt.runs.run import CHECKPOINT_SECONDS, RunFailedError, run_cell
 from moonopt.runs.screen import screen_for
-from moonopt.runs.settings import Layer, resolve
+from moonopt.runs.settings import resolve
 from moonopt.runs.store import CONFIG, RunFolder, State, write_json
 from moonopt.runs.terminal import grid, print_results, print_trials
 from moonopt.runs.train import InterruptedRun
@@ -261,7 +261,7 @@ def tune(
     print_trials(out, tuned, judge or bench.headline_metric())
     path = file or next(iter(comparison.cells)).folder(out_folder).parents[1] / "tuned.json"
     write_json(path, tuned | {"command": repeating(sys.argv[1:])})
-    for command in _uses(benchmark, tuned["chosen"], path, layers, machine):
+    for command in uses(benchmark, tuned["chosen"], path, layers, machine):
         out.print(f"\nUse it with: {command}", soft_wrap=True, highlight=False, markup=False)
     _exit_if_failed(comparison, out_folder)
 
@@ -353,29 +353,6 @@ def _run_one(cell: Cell, root: Path, data_folder: Path, **how: Any) -> None:
     for study in studies(read_runs([folder])):
         print_results(out, results_table(study), study.headline)
     out.print(f"{'Was done already' if done else 'Result'}: {folder / 'result.json'}", soft_wrap=True, highlight=False)
-
-
-def _uses(
-    benchmark: str, chosen: Mapping[str, Mapping[str, Any]], tuned: Path, layers: Sequence[Layer], machine: Machine
-) -> list[str]:
-    """The command that compares methods as they were tuned; several where one was tuned in what is set for another."""
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for method, values in chosen.items():
-        alike.setdefault((*_words_beside(values, layers), *machine.words), []).append(method)
-    return [
-        shlex.join(["moonopt", "compare", benchmark, "--methods", ",".join(methods), "--tuned", str(tuned), *words])
-        for words, methods in alike.items()
-    ]
-
-
-def _words_beside(chosen: Mapping[str, Any], layers: Sequence[Layer]) -> list[str]:
-    """The options that repeat layers of settings, without the keys that were chosen, which they would override."""
-    words: list[str] = []
-    for source, values in layers:
-        kept = [f"{key}={word(value)}" for key, value in values.items() if key not in chosen]
-        option, _, file = source.partition(" ")
-        words += [option, file] if file and len(kept) == len(values) else [each for text in kept for each in ("--set", text)]
-    return words
 
 
 def _write_report(runs: Sequence[Run], folder: Path, reference: str | None, order: Sequence[str] | None) -> None:

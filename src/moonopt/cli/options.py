@@ -1,8 +1,6 @@
 """The options that commands share, and how they are read."""
 
-import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,24 +53,6 @@ def layers_of(
     chosen = {} if tuned is None else read_tuned(tuned, benchmark, methods)
     own = own_layers(settings, config)
     return {method: [*([chosen[method]] if method in chosen else []), *own] for method in methods}
-
-
-def repeating(words: Sequence[str]) -> str:
-    """A command without what changes no number: where files lie, and how many processes there are.
-
-    >>> repeating(["tune", "toy", "--jobs", "2", "--out=there", "--overwrite", "--dataset", "mine"])
-    'moonopt tune toy --dataset mine'
-    """
-    kept, skip = ["moonopt"], False
-    for word in words:
-        name, has_value, _ = word.partition("=")
-        if not skip and name not in _IRRELEVANT and word != "--overwrite":
-            kept.append(word)
-        skip = not skip and name in _IRRELEVANT and not has_value
-    return shlex.join(kept)
-
-
-_IRRELEVANT = ("--out", "--file", "--data", "--jobs", "--engine", "--checkpoint-seconds")
 
 
 def read_names(text: str, what: str) -> list[str]:
