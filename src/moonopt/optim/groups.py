@@ -84,6 +84,15 @@ def routed_groups(
     return [each | (given if each["kind"] == "matrix" else others | for_vectors) for each in _by_kind(placed)]
 
 
+def named_as(groups: Sequence[Group], group: Group) -> Group:
+    """The group with made-up names, where the others have names and it has none: torch wants all or none."""
+    params = group["params"]
+    unnamed = not any(isinstance(each, tuple) for each in params)
+    if unnamed and any("param_names" in other for other in groups):
+        params = [(f"group{len(groups)}.{index}", p) for index, p in enumerate(params)]
+    return group | {"params": params}
+
+
 def check_one_device(groups: Sequence[Group]) -> None:
     devices = {str(p.device) for group in groups for p in group["params"]}
     if len(devices) > 1:
@@ -155,7 +164,17 @@ def state_dtype(parameter: Tensor) -> torch.dtype:
     return torch.float32 if parameter.dtype in HALF_DTYPES else parameter.dtype
 
 
-def check_loadable(groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any]], saved: Mapping[str, Any]) -> None:
+def load_groups(groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any]], saved: Mapping[str, Any]) -> None:
+    """Take over the settings and the state of a checkpoint in place, or nothing of it."""
+    _check_loadable(groups, state, saved)
+    for group, saved_group in zip(groups, saved["param_groups"], strict=True):
+        device = group["params"][0].device
+        for p, key in zip(group["params"], saved_group["params"], strict=True):
+            load_into(state[p], saved["state"].get(key, {}), device)
+        load_into(group, {name: value for name, value in saved_group.items() if name != "params"}, device)
+
+
+def _check_loadable(groups: Sequence[Group], state: Mapping[Tensor, dict[str, Any]], saved: Mapping[str, Any]) -> None:
     """Raise, before anything is loaded, where a checkpoint is of another model, optimizer or other tasks."""
     saved_groups = saved["param_groups"]
     described: dict[str, Callable[[Sequence[Group]], list[Any]]] = {

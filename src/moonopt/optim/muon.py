@@ -16,10 +16,10 @@ from moonopt.optim.groups import (
     Params,
     check_group,
     check_kind,
-    check_loadable,
     check_one_device,
     groups_of,
-    load_into,
+    load_groups,
+    named_as,
     rate_of,
     routed_groups,
     state_dtype,
@@ -336,7 +336,7 @@ class Muon(TaskOptimizer):
                 return
         check_kind(param_group)
         param_group = (self._vector_defaults if param_group["kind"] == "vector" else {}) | param_group
-        super().add_param_group(self._named(param_group))
+        super().add_param_group(named_as(self.param_groups, param_group))
         group = self.param_groups[-1]
         group.setdefault("rows", [None] * len(group["params"]))
         try:
@@ -350,14 +350,6 @@ class Muon(TaskOptimizer):
         for p in group["params"]:
             momentum = torch.zeros_like(p, dtype=state_dtype(p), memory_format=torch.contiguous_format)
             self.state[p] = {"momentum": momentum} if group["kind"] == "matrix" else adamw_state(p, state_dtype(p))
-
-    def _named(self, group: Group) -> Group:
-        """The group with made-up names, where the others have names and it has none: torch wants all or none."""
-        params = group["params"]
-        unnamed = not any(isinstance(each, tuple) for each in params)
-        if unnamed and any("param_names" in other for other in self.param_groups):
-            params = [(f"group{len(self.param_groups)}.{index}", p) for index, p in enumerate(params)]
-        return group | {"params": params}
 
     def _keep_state_with_parameters(self) -> None:
         """Parameters that were moved to another device after construction take their state along."""
@@ -382,13 +374,7 @@ class Muon(TaskOptimizer):
         state_dict = state_dict.copy()
         for pre_hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = pre_hook(self, state_dict) or state_dict
-        saved_groups = state_dict["param_groups"]
-        check_loadable(self.param_groups, self.state, state_dict)
-        for group, saved in zip(self.param_groups, saved_groups, strict=True):
-            device = group["params"][0].device
-            for p, key in zip(group["params"], saved["params"], strict=True):
-                load_into(self.state[p], state_dict["state"].get(key, {}), device)
-            load_into(group, {name: value for name, value in saved.items() if name != "params"}, device)
+        load_groups(self.param_groups, self.state, state_dict)
         self._pending.clear()
         for post_hook in self._optimizer_load_state_dict_post_hooks.values():
             post_hook(self)
