@@ -8,6 +8,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from moonopt.methods import BALANCERS, build
+from moonopt.tasks.gradients import STATIC_GRAPH
 from two_processes import WORLD, both
 
 pytestmark = pytest.mark.skipif(
@@ -32,6 +33,8 @@ def run(rank):
     found |= {f"raise {name}": refusal(name, rank, spoiled=rank == 0) for name in SEVERAL}
     found |= {f"skip {name}": skip(name, rank) for name in SEVERAL}
     found |= {f"refuse {engine}": refusal("mgda", rank, engine=engine) for engine in REFUSED}
+    found |= {f"expanded {name}": expanded(name, rank) for name in SEVERAL}
+    found |= {f"static graph {name}": refusal(name, rank, static_graph=True) for name in SEVERAL}
     return found
 
 
@@ -68,10 +71,23 @@ def accumulate(name, wrapped, batch):
     return result(model, optimizer)
 
 
-def refusal(name, rank, spoiled=False, **options):
+def expanded(name, rank):
+    """A loss that is the sum of a parameter, whose gradient is expanded from one number."""
+    model = network()
+    optimizer, forward = build(name, model, (*TASKS, "sum")), parallel(model)
+
+    def losses(x, y):
+        return [*losses_of(forward)(x, y), model.trunk[0].bias.sum()]
+
+    for seed in range(STEPS):
+        optimizer.minimize(losses, *data(seed, rank))
+    return result(model, optimizer)
+
+
+def refusal(name, rank, spoiled=False, static_graph=False, **options):
     """The text of the error that one step gives."""
     model = network()
-    optimizer, forward = build(name, model, TASKS, **options), parallel(model)
+    optimizer, forward = build(name, model, TASKS, **options), DistributedDataParallel(model, static_graph=static_graph)
     x, y = data(0, rank)
     if spoiled:
         y[0, 1] = torch.nan
@@ -184,6 +200,19 @@ def test_a_bad_loss_of_one_process_is_skipped_by_both(ranks, name):
     assert_identical(first, second)
     assert first["skipped"] == 1
     assert all(p.isfinite().all() for p in first["parameters"])
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_gradients_that_are_expanded_from_fewer_numbers_are_averaged(ranks, name):
+    first, second = (found[f"expanded {name}"] for found in ranks)
+    assert_identical(first, second)
+    assert all(p.isfinite().all() for p in first["parameters"])
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_static_graphs_are_refused(ranks, name):
+    for found in ranks:
+        assert f"do not work with {STATIC_GRAPH}: leave static_graph out" in found[f"static graph {name}"]
 
 
 @pytest.mark.parametrize("engine", REFUSED)

@@ -9,6 +9,8 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from moonopt import MOON
+from moonopt.tasks.directional import SUPPORT
+from moonopt.tasks.gradients import STATIC_GRAPH
 from two_processes import WORLD, both
 
 pytestmark = pytest.mark.skipif(
@@ -19,6 +21,7 @@ STEPS, TASKS = 6, ("left", "right", "up")
 MODES = ("loss_difference", "per_task", "forward_mode", "double_backward")
 KINDS = {"plain": {"beta": 0.5}, "auto": {"beta": "auto:0.3"}, "log": {"beta": "auto:0.3", "loss": "log"}}
 REFUSED = {"exact": {"dual": "exact"}, "auto": {"delta": "auto"}}
+ONE_PASS = [delta for delta in MODES if STATIC_GRAPH in SUPPORT[delta]]
 CASES = {f"{delta} {kind}": {"delta": delta, **KINDS[kind]} for delta, kind in itertools.product(MODES, KINDS)}
 
 
@@ -27,17 +30,19 @@ CASES = {f"{delta} {kind}": {"delta": delta, **KINDS[kind]} for delta, kind in i
 
 def run(rank):
     found = {f"{case} {tasks}": train(options, rank, tasks) for case, options in CASES.items() for tasks in ("all", "some")}
+    found |= {f"static graph {delta}": train(CASES[f"{delta} plain"], rank, "all", static_graph=True) for delta in ONE_PASS}
     found |= {f"accumulate {kind}": accumulate(KINDS[kind], rank) for kind in KINDS}
     found["random"] = train_at_random(rank)
     found["skip"] = skip(rank)
     found |= {f"refuse {word}": refusal(options, rank) for word, options in REFUSED.items()}
+    found["refuse static graph"] = refusal({"delta": "per_task"}, rank, static_graph=True)
     found["validate"] = validate(rank)
     return found
 
 
-def train(options, rank, tasks):
+def train(options, rank, tasks, **parallel):
     model = network()
-    optimizer, forward = moon(model, **options), DistributedDataParallel(model)
+    optimizer, forward = moon(model, **options), DistributedDataParallel(model, **parallel)
     for seed in range(STEPS):
         optimizer.minimize(losses_of(forward, there(tasks, seed, rank)), *data(seed, rank))
     return result(model, optimizer)
@@ -80,9 +85,9 @@ def skip(rank):
     return result(model, optimizer) | {"skipped": optimizer.diagnostics()["skipped_steps"]}
 
 
-def refusal(options, rank):
+def refusal(options, rank, **parallel):
     model = network()
-    optimizer, forward = moon(model, **options), DistributedDataParallel(model)
+    optimizer, forward = moon(model, **options), DistributedDataParallel(model, **parallel)
     try:
         optimizer.minimize(losses_of(forward), *data(0, rank))
     except RuntimeError as error:
@@ -185,6 +190,19 @@ def test_two_processes_are_bit_identical_and_do_what_one_does_with_micro_batches
     assert_identical(first, second)
     assert first["logits"].abs().max() > 1e-3
     torch.testing.assert_close(first, train_alone(CASES[case], tasks), rtol=0, atol=1e-9, equal_nan=True)
+
+
+@pytest.mark.parametrize("delta", ONE_PASS)
+def test_a_static_graph_makes_no_difference(ranks, delta):
+    for found in ranks:
+        assert_identical(found[f"static graph {delta}"], found[f"{delta} plain all"])
+
+
+def test_a_static_graph_is_refused_where_there_are_several_backward_passes(ranks):
+    for found in ranks:
+        assert (
+            f'delta="per_task" does not work with {STATIC_GRAPH}: use delta="loss_difference"' in found["refuse static graph"]
+        )
 
 
 @pytest.mark.parametrize("case", [f"{delta} {kind}" for delta in MODES for kind in ("plain", "auto")])

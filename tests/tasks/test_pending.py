@@ -1,10 +1,12 @@
 """Between combine and step: the orders in which plain loops, scalers and trainers call, and micro-batches."""
 
+import contextlib
 import math
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo import compiled_autograd
 
 from moonopt import MOON, build
 
@@ -466,3 +468,17 @@ def test_autocast_trains(two_heads, batch):
         loss.backward()
         optimizer.step()
     assert model.losses(x, y).sum() < first
+
+
+@pytest.mark.parametrize("name", ["moon", "famo", "muon", "mgda"])
+def test_the_backward_pass_may_be_compiled(two_heads, batch, name):
+    found = []
+    for compiled in (False, True):
+        model = two_heads()
+        optimizer = build(name, model, tasks=2)
+        for seed in range(3):
+            with compiled_autograd._enable(torch.compile(backend="eager")) if compiled else contextlib.nullcontext():
+                _by_hand(optimizer, model, batch(seed=seed))
+        found.append([p.detach().clone() for p in model.parameters()])
+    torch.compiler.reset()
+    assert all(map(torch.equal, *found))

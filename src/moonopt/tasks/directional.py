@@ -14,7 +14,7 @@ from torch import Tensor
 
 from moonopt.errors import noted
 from moonopt.linalg.polar import without_autocast
-from moonopt.tasks.gradients import by_parameter, graph_features, task_gradients
+from moonopt.tasks.gradients import STATIC_GRAPH, by_parameter, graph_features, task_gradients
 from moonopt.tasks.losses import TaskLosses
 from moonopt.tasks.pending import MicroBatch
 from moonopt.tasks.tangents import carried, tangent_of
@@ -175,15 +175,16 @@ class Auto:
 MODES: dict[str, type[DeltaMode]] = {mode.name: mode for mode in (LossDifference, PerTask, ForwardMode, DoubleBackward, Auto)}
 
 _EVERYWHERE = frozenset({"accumulation", "autocast", "checkpointing"})
+_ONE_PASS = _EVERYWHERE | {STATIC_GRAPH}
 GRADIENT_ONLY = "operations that know their gradient and nothing more"
 
 #: What each mode works with. The rest is refused with a text that names the modes that do.
 SUPPORT: dict[str, frozenset[str]] = {
-    "loss_difference": _EVERYWHERE | {"compiled models", GRADIENT_ONLY, "donated buffers", "reentrant checkpointing"},
+    "loss_difference": _ONE_PASS | {"compiled models", GRADIENT_ONLY, "donated buffers", "reentrant checkpointing"},
     "per_task": _EVERYWHERE | {"compiled models", GRADIENT_ONLY},
-    "forward_mode": _EVERYWHERE,
-    "double_backward": _EVERYWHERE,
-    "auto": _EVERYWHERE,
+    "forward_mode": _ONE_PASS,
+    "double_backward": _ONE_PASS,
+    "auto": _ONE_PASS,
 }
 
 

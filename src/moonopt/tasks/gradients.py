@@ -72,6 +72,9 @@ def by_parameter(parameters: Sequence[Tensor], row: Sequence[Tensor | None]) -> 
     return {p: gradient for p, gradient in zip(parameters, row, strict=True) if gradient is not None}
 
 
+#: DistributedDataParallel takes the first backward pass for that of the step where its graph is promised to stay the same.
+STATIC_GRAPH = "DistributedDataParallel(static_graph=True)"
+
 #: How many numbers are converted to float64 at a time for inner products.
 CHUNK = 2**20
 
@@ -197,15 +200,23 @@ def leaves_of(losses: Tensor) -> list[Tensor]:
 
 def graph_features(losses: Tensor) -> dict[str, str]:
     """What in a graph makes task gradients wrong or impossible, each with what else could be done about it."""
-    nodes = {type(node).__name__ for node in nodes_of([losses])}
-    features = {}
+    by_name = {type(node).__name__: node for node in nodes_of([losses])}
+    nodes, features = by_name.keys(), {}
     if "CheckpointFunctionBackward" in nodes:  # parameters inside would silently get no gradient
         features["reentrant checkpointing"] = "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
     if "CompiledFunctionBackward" in nodes:  # knows its gradient, and nothing more
         features["compiled models"] = "train the model without torch.compile"
     if "CompiledFunctionBackward" in nodes and torch._functorch.config.donated_buffer:  # freed by the first backward pass
         features["donated buffers"] = "set torch._functorch.config.donated_buffer = False before compiling"
+    if _is_of_static_graph(by_name.get("_DDPSinkBackward")):
+        features[STATIC_GRAPH] = "leave static_graph out"
     return features
+
+
+def _is_of_static_graph(sink: Any) -> bool:
+    """Whether the model of a node of DistributedDataParallel has one."""
+    parallel = getattr(sink, "ddp_weakref", lambda: None)()
+    return parallel is not None and bool(parallel.static_graph)
 
 
 @contextlib.contextmanager

@@ -44,8 +44,9 @@ class MicroBatch:
         self.backward_has_run = True
         if self.replay is not None:
             self.replay.notice_backward()
-        engine = torch.autograd.Variable._execution_engine
-        engine.queue_callback(functools.partial(self._look_for_gradients, parameters))  # at the end of the pass
+        if not torch.compiler.is_compiling():  # compiled autograd has no end of a pass
+            engine = torch.autograd.Variable._execution_engine
+            engine.queue_callback(functools.partial(self._look_for_gradients, parameters))
 
     def _look_for_gradients(self, parameters: Sequence[Tensor]) -> None:
         self.left_gradients = any(p.grad is not None for p in parameters)

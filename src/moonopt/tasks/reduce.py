@@ -44,7 +44,7 @@ def means_by_task_over_ranks(
 
 
 def gradients_over_ranks(rows: Rows, parameters: Sequence[Tensor]) -> Rows:
-    """The means of the task gradients over all processes, a row at a time and in place of those of this process.
+    """The means of the task gradients over all processes, a row at a time.
 
     Where a task does not depend on a parameter in this process, it may in another, as with experts: its gradient here is zero.
     """
@@ -56,19 +56,23 @@ def gradients_over_ranks(rows: Rows, parameters: Sequence[Tensor]) -> Rows:
         for index, (p, count) in enumerate(zip(parameters, counts, strict=True)):
             if count and row[index] is None:
                 row[index] = torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
-        _average([each for each in row if each is not None])
+        _average(row)
     return rows
 
 
-def _average(gradients: Sequence[Tensor]) -> None:
-    """In place, one exchange for all of a dtype."""
-    for dtype in sorted({each.dtype for each in gradients}, key=str):
-        alike = [each for each in gradients if each.dtype == dtype]
-        together = torch.cat([each.flatten() for each in alike])
+def _average(row: list[Tensor | None]) -> None:
+    """Put the means where the gradients are, in one exchange for all of a dtype; nothing is written into a gradient.
+
+    Some are expanded from fewer numbers, as that of ``p.sum()``.
+    """
+    here = [(index, each) for index, each in enumerate(row) if each is not None]
+    for dtype in sorted({each.dtype for _, each in here}, key=str):
+        alike = [(index, each) for index, each in here if each.dtype == dtype]
+        together = torch.cat([each.flatten() for _, each in alike])
         distributed.all_reduce(together)
-        means = torch.split(together / world_size(), [each.numel() for each in alike])
-        for each, mean in zip(alike, means, strict=True):
-            each.copy_(mean.view_as(each))
+        means = torch.split(together / world_size(), [each.numel() for _, each in alike])
+        for (index, each), mean in zip(alike, means, strict=True):
+            row[index] = mean.view(each.shape)
 
 
 def on_any_rank(flags: Tensor) -> Tensor:
