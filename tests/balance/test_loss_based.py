@@ -1,5 +1,6 @@
 """The loss-based balancers and GradNorm against their public formulas, written out here once more."""
 
+import copy
 import math
 import pickle
 
@@ -16,6 +17,7 @@ from moonopt.balance.linear import LS, SI, STL
 from moonopt.balance.rlw import RLW
 from moonopt.balance.uncertainty import UW
 from moonopt.methods import build
+from moonopt.tasks.gradients import task_gradients
 
 DOUBLE = torch.float64
 
@@ -339,6 +341,53 @@ def test_gradnorm_finds_the_layer_though_its_first_losses_are_few(two_heads, bat
             each.minimize(lambda x, y: {("left", "right")[i]: separate(owner)(x, y)[i] for i in wanted}, *batch())
     assert torch.equal(optimizer.memory["w"], plain.memory["w"])
     assert not torch.equal(plain.memory["w"], torch.ones(2))
+
+
+def test_gradnorm_keeps_one_gradient_at_a_time_while_it_looks_for_its_layer(two_heads, batch, monkeypatch):
+    asked = []
+
+    def noting(losses, parameters, **options):
+        asked.append((len(losses), len(parameters)))
+        return task_gradients(losses, parameters, **options)
+
+    monkeypatch.setattr("moonopt.balance.base.task_gradients", noting)
+    model = two_heads(tasks=3)
+    Balanced(GradNorm(3), torch.optim.SGD(model.parameters(), lr=0.0)).minimize(separate(model), *batch(tasks=3))
+    assert (1, 2) in asked, "both shared matrices, for one task"
+    assert all(1 in sizes for sizes in asked)
+
+
+@pytest.mark.parametrize("cleared", [False, True])
+def test_gradnorm_learns_nothing_from_a_batch_without_a_step(two_heads, batch, cleared):
+    """Whose losses are finite, and their gradient is not."""
+    found = []
+    for with_another in (False, True):
+        model = two_heads()
+        optimizer = Balanced(GradNorm(2), torch.optim.SGD(model.parameters(), lr=0.01))
+        for seed in range(4):
+            if with_another and seed == 2:
+                optimizer.combine([each + (0 * model.trunk[2].weight[0, 0]).sqrt() for each in separate(model)(*batch())])
+                if cleared:
+                    optimizer.zero_grad()
+            optimizer.combine(separate(model), *batch(seed=seed)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append([optimizer.memory["w"], optimizer.memory["first"], *(p.detach() for p in model.parameters())])
+    assert all(each.isfinite().all() for each in found[1])
+    if cleared:  # else it is a micro-batch of the next step, which has its weights
+        assert all(map(torch.equal, *found))
+
+
+def test_gradnorm_forgets_a_batch_that_waits_when_a_checkpoint_is_loaded(two_heads, batch):
+    model = two_heads()
+    optimizer = Balanced(GradNorm(2), torch.optim.SGD(model.parameters(), lr=0.01))
+    start = copy.deepcopy(optimizer.state_dict())
+    optimizer.combine(separate(model), *batch()).backward()
+    optimizer.load_state_dict(start)
+    with pytest.warns(UserWarning, match="has no part"):
+        optimizer.step()
+    assert torch.equal(optimizer.memory["w"], torch.ones(2))
+    assert optimizer.memory["first"].isnan().all()
 
 
 def test_gradnorm_does_not_stay_with_a_layer_that_some_tasks_do_not_have():

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,13 @@ from moonopt.tasks.verbs import NO_GRADIENT, Closure, Parts, TaskOptimizer, run_
 from moonopt.tasks.watch import LEFT, NONFINITE, TAKEN, bad_gradient, not_finite
 
 COUNTED = ("unsolved", "rejected")  # what balancers count in their memory
+
+
+class Observed(NamedTuple):
+    """What is kept of a micro-batch until the step: its weights, and what the balancer has noted."""
+
+    weights: Tensor
+    noted: Any = None
 
 
 class Balanced(Wrapper):
@@ -104,8 +111,7 @@ class Balanced(Wrapper):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Torch's, and forget combined losses whose backward has run: their step was skipped."""
         self.optimizer.zero_grad(set_to_none)
-        if self._pending.forget_finished():
-            self.balancer.forget()
+        self._pending.forget_finished()
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's, with what the balancer remembers in the first group."""
@@ -238,7 +244,8 @@ class Balanced(Wrapper):
         tasks = Tasks(losses, self._trained(), self._shared, self._engine)
         seen = tasks.seen()  # without the graph, which is of no use any more
         del losses, tasks
-        weights = batch.observed = torch.zeros_like(batch.before)
+        weights = torch.zeros_like(batch.before)
+        batch.observed = Observed(weights)
         yield functools.partial(self._decide, seen, weights)
         heads = torch.ones_like(weights) if self.balancer.heads == "plain" else weights
         total = seen.weighted_sum(seen.shared, weights) | seen.weighted_sum(seen.heads, heads)
@@ -314,11 +321,13 @@ class Balanced(Wrapper):
         check_same_tasks(self._pending.foreseen.pop("tasks", losses.names), losses.names)
         tasks = Tasks(losses, self._trained(), self._shared, self._engine, self._pending.foreseen.pop("gram", None))
         if isinstance(self.balancer, Aggregator) and bool(tasks.values.isfinite().all()):
-            weights = batch.observed = self._remembered(self.balancer.weights(tasks, self.memory), losses)
+            weights = self._remembered(self.balancer.weights(tasks, self.memory), losses)
+            batch.observed = Observed(weights)
             directions = self.balancer.direction(tasks, self.memory)
             rest = [p for p in [*tasks.parameters, *tasks.strangers] if p not in directions]
             return delivered(directions | tasks.plain_gradient(rest), self._shown(losses, weights))
-        weights = batch.observed = self._weights(tasks)
+        weights = self._weights(tasks)
+        batch.observed = Observed(weights, tasks.noted)
         note_shared(tasks, self.balancer, self._trained(), self.memory)
         if self.balancer.heads == "plain" and (tasks.heads or tasks.strangers):
             return delivered(tasks.weighted_gradient(weights), self._shown(losses, weights))
@@ -328,9 +337,7 @@ class Balanced(Wrapper):
     def _weights(self, tasks: Tasks) -> Tensor:
         """The balancer's, or those that stay: among micro-batches, between refreshes, and where a loss is not finite."""
         losses = tasks.losses
-        if self._is_due():
-            self.balancer.forget()
-        else:
+        if not self._is_due():
             self._forget_weights_of_no_use()
         unweighed = [name for name, known in zip(self.tasks, self.memory["weighed"], strict=True) if not known]
         if not self._is_due() and not set(unweighed) & set(losses.names):
@@ -386,7 +393,7 @@ class Balanced(Wrapper):
 
     def _is_good(self, batches: Sequence[MicroBatch]) -> bool:
         """Whether all losses and weights are finite, on all ranks. An accelerator tells later, unless bad steps are skipped."""
-        ill = [spread(not_finite(each.before, each.observed), each.present) for each in batches]
+        ill = [spread(not_finite(each.before, each.observed.weights), each.present) for each in batches]
         bad = on_any_rank(functools.reduce(torch.logical_or, ill))
         flags = torch.cat([bad, bad_gradient([p.grad for p in self._parameters()], bad)])
         if self._nonfinite == "raise":
@@ -413,7 +420,7 @@ class Balanced(Wrapper):
                     with torch.no_grad(), self._again(batch.replay) as losses:
                         found.append(batch.evaluated_again(losses).values)
             after = mean_over_ranks(mean_by_task(found, presences, like))
-        return Learned(present, before, after)
+        return Learned(present, before, after, [each.observed.noted for each in batches if each.observed.noted is not None])
 
     def _parameters(self) -> list[Tensor]:
         return [p for p in self._trained() if p.requires_grad]

@@ -108,6 +108,7 @@ class Tasks:
         self.parameters = [p for p in trained if p.requires_grad]
         self._shared, self._engine, self._gram = shared, engine, gram
         self._joint: Joint | None = None  # of the gradients, where they are known and lie in one matrix
+        self.noted: Any = None  # what a balancer wants to know of them after the step, if there is one
 
     @property
     def chosen(self) -> Sequence[Tensor] | None:
@@ -143,11 +144,12 @@ class Tasks:
     def _scale(self) -> float:
         return gradient_scale(self.losses.separate)
 
-    def gradients_one_by_one(self) -> Iterator[list[Tensor | None]]:
-        """The same, kept by nobody."""
+    def gradients_one_by_one(self, parameters: Sequence[Tensor] | None = None) -> Iterator[list[Tensor | None]]:
+        """The same, in all parameters or in some, kept by nobody."""
+        chosen = self.parameters if parameters is None else parameters
         for loss in self.losses.separate:
-            row = task_gradients([loss], self.parameters, scale=self._scale)
-            yield gradients_over_ranks(row, self.parameters)[0]
+            row = task_gradients([loss], chosen, scale=self._scale)
+            yield gradients_over_ranks(row, chosen)[0]
 
     @functools.cached_property
     def shared(self) -> list[Tensor]:
@@ -227,6 +229,8 @@ class Tasks:
 
     def _gradient_of_sum(self, parameters: Sequence[Tensor], weights: Tensor) -> dict[Tensor, Tensor]:
         """That of the weighted sum of the losses, of a backward pass of its own."""
+        if not parameters:
+            return {}
         total = (weights.to(self.losses.values) * self.losses.values).sum()
         (row,) = task_gradients([total], parameters, scale=self._scale)
         return by_parameter(parameters, row)
@@ -267,11 +271,15 @@ class Tasks:
 
 
 class Learned(NamedTuple):
-    """What a step has shown: the mean losses of the tasks before it, on all ranks, and after it where that was asked for."""
+    """What a step has shown: the mean losses of the tasks before it, on all ranks, and after it where that was asked for.
+
+    And what the balancer has noted of the micro-batches that it is made of.
+    """
 
     present: tuple[bool, ...]
     before: Tensor
     after: Tensor | None
+    noted: list[Any]
 
 
 class Balancer(ABC):
@@ -312,9 +320,6 @@ class Balancer(ABC):
     @abstractmethod
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
         """One weight per task that is there."""
-
-    def forget(self) -> None:  # noqa: B027
-        """Before the first losses of a step: what was seen of those that have led to none is void."""
 
     def value(self, losses: Tensor, weights: Tensor, memory: Memory) -> Tensor:
         """The number that the combined loss shows; its gradient is that of the weighted sum."""

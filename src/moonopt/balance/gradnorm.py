@@ -40,31 +40,26 @@ class GradNorm(Balancer):
         super().__init__(tasks)
         self.alpha, self.lr = alpha, lr
         self._layer = None if layer is None else list(layer)
-        #: For after the step: slopes of the weights, which tasks were there, and the first losses that are known.
-        self._seen: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def initial(self, like: Tensor) -> dict[str, Any]:
         return adam.initial("w", torch.ones_like(like)) | {"first": torch.full_like(like, torch.nan), "layer": NOT_CHOSEN}
-
-    def forget(self) -> None:
-        self._seen.clear()
 
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
         """Those of the moment; what the gradients say is for the next step."""
         weights = pick(memory["w"], tasks.losses.present)
         if tasks.count > 1:
-            self._balance(tasks, weights, memory)
+            tasks.noted = self._slopes(tasks, weights, memory)
         return weights
 
     def learn(self, learned: Learned, memory: Memory) -> None:
-        for slopes, here, first in self._seen:
+        for slopes, here, first in learned.noted:
             memory["first"] = torch.where(memory["first"].isnan(), first, memory["first"])
             adam.step(memory, "w", slopes, here, self.lr)
             positive = memory["w"].clamp_min(1e-6)
             memory["w"] = positive * len(positive) / positive.sum()
-        self._seen.clear()
 
-    def _balance(self, tasks: Tasks, weights: Tensor, memory: Memory) -> None:
+    def _slopes(self, tasks: Tasks, weights: Tensor, memory: Memory) -> tuple[Tensor, Tensor, Tensor]:
+        """Those of the weights, which tasks are there, and the first losses that are known."""
         present = tasks.losses.present
         losses = spread(tasks.values.to(memory["w"]), present)
         here = selection(present, memory["w"])
@@ -74,7 +69,7 @@ class GradNorm(Balancer):
         scaled = weights * norms
         target = scaled.mean() * (ratios / ratios.mean()) ** self.alpha
         slopes = (scaled - target).sign() * norms  # 0 for a target of NaN, where losses of 0 or less have no rate
-        self._seen.append((spread(slopes, present), here, first))
+        return spread(slopes, present), here, first
 
     def _chosen_layer(self, tasks: Tasks, memory: Memory) -> list[Tensor]:
         if self._layer is not None:
@@ -86,7 +81,7 @@ class GradNorm(Balancer):
         if not matrices:
             raise ValueError("GradNorm compares gradients in the last shared matrix, and found none: pass layer=[...].")
         users = [0] * len(matrices)
-        for row in tasks.gradients_in(matrices):
+        for row in tasks.gradients_one_by_one(matrices):
             users = [count + (g is not None and bool(g.any())) for count, g in zip(users, row, strict=True)]
         last = max(range(len(matrices)), key=lambda index: (users[index], index))
         if users[last] == len(self.tasks):

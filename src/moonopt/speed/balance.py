@@ -165,7 +165,7 @@ class _GivenTasks(Tasks):
         super().__init__(read_losses(jacobian[:, 0]), parameters, parameters, Engine("stored"))
         self.jacobian, self.gradients = jacobian, [[row] for row in jacobian]
 
-    def gradients_one_by_one(self) -> Iterator[list[Tensor | None]]:
+    def gradients_one_by_one(self, parameters: Sequence[Tensor] | None = None) -> Iterator[list[Tensor | None]]:
         return iter(self.gradients)
 
 

@@ -100,17 +100,11 @@ class Pending:
         self._taken += 1
         return taken
 
-    def forget_finished(self) -> bool:
-        """Gradients are cleared: drop losses whose backward has run but whose step never came, since a scaler skipped it.
-
-        Returns:
-            Whether there were any.
-
-        """
-        dropped = self._drop([each for each in self.batches if each.backward_has_run])
+    def forget_finished(self) -> None:
+        """Gradients are cleared: drop losses whose backward has run but whose step never came, since a scaler skipped it."""
+        self._drop([each for each in self.batches if each.backward_has_run])
         for each in self.batches:
             each.passed_over = True
-        return dropped
 
     def forget_left_out(self, parameters: Sequence[Tensor]) -> None:
         """Before others are combined, drop losses that will never have a step.
@@ -127,11 +121,10 @@ class Pending:
             self.count("losses_without_backward", len(self.batches) - len(kept))
             self.batches[:] = kept
 
-    def _drop(self, skipped: Sequence[MicroBatch]) -> bool:
+    def _drop(self, skipped: Sequence[MicroBatch]) -> None:
         if skipped:
             self.count("skipped_steps", 1)
             self.batches[:] = [each for each in self.batches if each not in skipped]
-        return bool(skipped)
 
     def clear(self) -> None:
         """Forget everything but warnings that were given and what is known of closures; counters on a device stay, at 0."""
