@@ -69,9 +69,17 @@ def code_of(location: str) -> str | None:
     try:
         spec = importlib.util.find_spec(_within_reach(location))
         text = "" if spec is None or spec.origin is None else Path(spec.origin).read_text()
-        return hashlib.sha256(ast.dump(ast.parse(text)).encode()).hexdigest()[:12] if text else None
+        return hashlib.sha256(repr(_outline(ast.parse(text))).encode()).hexdigest()[:12] if text else None
     except (ImportError, ValueError, OSError, SyntaxError):
         return None
+
+
+def _outline(node: object) -> Any:
+    """A syntax tree as plain lists, without what is empty: the same for all versions of Python, which ``ast.dump`` is not."""
+    if isinstance(node, ast.AST):
+        parts = [(name, _outline(part)) for name, part in ast.iter_fields(node) if part is not None and part != []]
+        return [type(node).__name__, *parts]
+    return [_outline(each) for each in node] if isinstance(node, list) else repr(node)
 
 
 def import_object(location: str, what: str) -> Any:

@@ -75,15 +75,17 @@ def _most_lines(run: Run) -> int:
 
 def _with_other_seeds(path: Path, runs: Sequence[Run]) -> list[Run]:
     """The runs, and those of other seeds that the file has from before. Warns of what is kept and of what is replaced."""
-    by_seed, settings = {run.seed: run for run in runs}, _what_is_run(runs[0])
+    by_seed, (first, *others) = {run.seed: run for run in runs}, runs
+    for run in others:
+        if differing := _differing(first, run):
+            raise UserError(f"{run.source} is not of the same {', '.join(differing)} as {first.source}: export them apart.")
     before = read_runs([path]) if path.exists() else []
     replaced = [run.seed for run in before if run.seed in by_seed and run.result != by_seed[run.seed].result]
     kept = [run for run in before if run.seed not in by_seed]
     if len({run.on_made_up_data for run in [*runs, *before]}) > 1:
         raise UserError(f"{path} and these runs are not both of real data, nor both of made-up ones: export to another folder.")
     for run in kept:
-        earlier = _what_is_run(run)
-        if differing := [key for key in {**settings, **earlier} if settings.get(key) != earlier.get(key)]:
+        if differing := _differing(first, run):
             keys = ", ".join(differing)
             raise UserError(f"{path} has seed {run.seed} with other settings ({keys}): move it, or export to another folder.")
     if replaced:
@@ -118,8 +120,15 @@ def _content(label: str, runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
+def _differing(first: Run, second: Run) -> list[str]:
+    """In which settings, or in whose code of a user's own."""
+    a, b = _what_is_run(first), _what_is_run(second)
+    return [key for key in {**a, **b} if a.get(key) != b.get(key)]
+
+
 def _what_is_run(run: Run) -> dict[str, Any]:
-    return {"benchmark": run.benchmark, **run.config["settings"]}
+    own = {f"code of {name}": checksum for name, checksum in (run.config.get("code") or {}).items()}
+    return {"benchmark": run.benchmark, **run.config["settings"], **own}
 
 
 def _label(run: Run) -> str:

@@ -170,6 +170,18 @@ def test_seeds_with_other_settings_do_not_share_a_file(make_run, toy_metrics, tm
     assert file.read_text() == before[:100]
 
 
+def test_seeds_of_other_code_of_ones_own_do_not_share_a_file(make_run, toy_metrics, tmp_path):
+    folders = [make_run("moon", seed, toy_metrics("moon", seed)) for seed in range(2)]
+    for folder, checksum in zip(folders, ("a" * 12, "b" * 12), strict=True):
+        config = json.loads((folder / "config.json").read_text()) | {"code": {"own:Toy": checksum}}
+        (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"seed1 is not of the same code of own:Toy as .*seed0: export them apart"):
+        export(read_runs(folders), tmp_path)
+    export(read_runs(folders[:1]), tmp_path)
+    with pytest.raises(UserError, match=r"moon\.json has seed 0 with other settings \(code of own:Toy\): move it"):
+        export(read_runs(folders[1:]), tmp_path)
+
+
 def test_unfinished_runs_are_left_out_with_a_warning(make_run, toy_metrics, tmp_path):
     make_run("moon", 0, toy_metrics("moon", 0))
     make_run("moon", 1, {}, state="failed")

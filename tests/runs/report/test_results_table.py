@@ -205,10 +205,23 @@ def test_it_is_said_what_runs_of_a_table_were_made_with_where_that_differs(make_
     assert not any("made alike" in note for note in table_of(make_run.args[0]).notes)
     versions, hardware = {"moonopt": "0.1.0", "torch": "2.12.0"}, {"device": "NVIDIA H200"}
     folder = make_run("famo", 0, toy_metrics("famo", 0), commit=None, versions=versions, hardware=hardware)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"device": "cuda", "amp": True}))
+    set_config(folder, device="cuda", amp=True)
     differing = "commit (abc1234, not recorded); torch (2.13.0, 2.12.0); device (cpu, NVIDIA H200); amp (false, true)"
     assert f"The runs were not all made alike: they differ in {differing}." in table_of(make_run.args[0]).notes
+
+
+def test_it_is_said_where_code_of_ones_own_has_changed_between_runs(make_run, toy_metrics):
+    for method, code in (("moon", {"own:Toy": "a" * 12}), ("ls", {"own:Toy": "a" * 12, "own:ls": "c" * 12})):
+        set_config(make_run(method, 0, toy_metrics(method, 0)), code=code)
+    assert not any("made alike" in note for note in table_of(make_run.args[0]).notes)
+    set_config(make_run("moon", 1, toy_metrics("moon", 1)), code={"own:Toy": "b" * 12})
+    differing = f"code of own:Toy ({'a' * 12}, {'b' * 12})"
+    assert f"The runs were not all made alike: they differ in {differing}." in table_of(make_run.args[0]).notes
+
+
+def set_config(folder, **values):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
 def test_overrides_that_all_rows_share_are_said_below(make_run, toy_metrics):

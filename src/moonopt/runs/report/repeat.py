@@ -37,13 +37,14 @@ def recipe(row: Row) -> Recipe:
 
 
 def made_differently(runs: Sequence[Run]) -> list[str]:
-    """A sentence if runs differ in commit, torch, device or precision, so that their numbers may differ for that reason."""
+    """A sentence if runs differ in commit, own code, torch, device or precision: their numbers may differ for that reason."""
     found: dict[str, dict[str, None]] = {}
     for run in runs:
         result = run.result or {}
         hardware, versions = result.get("hardware") or {}, result.get("versions") or {}
         origins = {"commit": result.get("commit"), "torch": versions.get("torch"), "device": hardware.get("device")}
-        for key, value in (origins | {key: run.config.get(key) for key in ("amp", "compile")}).items():
+        own = {f"code of {name}": checksum for name, checksum in (run.config.get("code") or {}).items()}
+        for key, value in (origins | own | {key: run.config.get(key) for key in ("amp", "compile")}).items():
             found.setdefault(key, {})[_text(value)] = None
     differing = [f"{key} ({', '.join(values)})" for key, values in found.items() if len(values) > 1]
     return [f"The runs were not all made alike: they differ in {'; '.join(differing)}."] if differing else []
