@@ -591,7 +591,9 @@ def test_a_result_of_other_code_of_ones_own_is_not_taken_for_done(call, monkeypa
 
 
 def test_the_checksum_of_ones_own_code_is_the_same_for_all_versions_of_python(tmp_path, monkeypatch):
-    (tmp_path / "checksummed.py").write_text("def f(x=None, *, y):\n    return [x, None, f'{y}!']  # what ast.dump tells is not\n")
+    (tmp_path / "checksummed.py").write_text(
+        "def f(x=None, *, y):\n    return [x, None, f'{y}!']  # what ast.dump tells is not\n"
+    )
     monkeypatch.chdir(tmp_path)
     code_of.cache_clear()
     assert code_of("checksummed:f") == "7f6e1e426d75"

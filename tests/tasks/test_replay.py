@@ -176,6 +176,26 @@ def test_a_generator_of_the_closures_own_gives_the_same_numbers_again_and_then_g
     assert torch.equal(generator.get_state(), reference.get_state())
 
 
+class Proxy:
+    """As of a request or a session that is not there."""
+
+    @property
+    def __dict__(self):
+        raise LookupError("of nothing")
+
+
+def test_what_a_closure_finds_may_have_no_attributes_to_look_through():
+    nothing, generator = Proxy(), torch.Generator().manual_seed(1)
+
+    def closure(x):
+        return (nothing, _jittered(x, generator))
+
+    replay = Replay(closure, (torch.zeros(3),), None, [torch.device("cpu")])
+    _, first = replay.first()
+    with replay.again() as (_, again):
+        assert torch.equal(again, first)
+
+
 class Penalised(nn.Module):
     """A slope in x, for which the closure differentiates, of a network with dropout and a buffer that counts."""
 

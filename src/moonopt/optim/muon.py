@@ -329,7 +329,8 @@ class Muon(TaskOptimizer):
         params = param_group["params"]
         param_group = param_group | {"params": [params] if isinstance(params, Tensor) else list(params)}
         if "kind" not in param_group:
-            routed = routed_groups(param_group, self._root, self._rules, self.state)
+            known = (self._root, self._module)  # the second is more, where the first is a part of it
+            routed = next(filter(None, (routed_groups(param_group, each, self._rules, self.state) for each in known)), [])
             for group in routed:
                 self.add_param_group(group)
             if routed:
