@@ -8,9 +8,10 @@
 # stored:batched, in one backward pass.
 # METHODS=moon,ls restricts tune, budget and protocol; in it moon-log-auto is MOON with loss=log and beta=auto. SEEDS=1 or 0,2 are
 # other seeds than the first three, in protocol than the first. MORE has settings, as for a rehearsal with made-up molecules, whose
-# runs, rates and times must not come between the real ones:
-#   moonopt data make qm9 --out made; export MOONOPT_DATA=made RUNS=rehearsal SPEED=rehearsal DEVICE=cpu
-#   export MORE="--set data.valid_molecules=50 --set data.test_molecules=50 --set train.epochs=2"
+# runs, rates and times must not come between the real ones; half a minute a run:
+#   moonopt data make qm9 --out made; export MOONOPT_DATA=made RUNS=rehearsal SPEED=rehearsal/speed DEVICE=cpu
+#   export MORE="--set data.valid_molecules=50 --set data.test_molecules=50 --set train.steps_per_epoch=1 --set train.batch_size=20"
+#   export MORE="$MORE --set model.width=16 --set model.edge_width=30"
 # What is done in RUNS is skipped, and what is half trained goes on: run it again. After a SIGTERM, as of `timeout 500 studies/qm9.sh
 # budget`, it ends as soon as all runs have written their checkpoints.
 set -u

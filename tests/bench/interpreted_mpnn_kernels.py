@@ -71,10 +71,20 @@ def given_to(hidden, features=5):
     return given, hidden * there
 
 
+def alike_in_both_directions(given, hidden):
+    """Of some pairs of atoms the edges are the same from either to the other, of others not."""
+    first, second = torch.tril_indices(*given.shape[1:3], -1)[:, ::2]
+    for each in (given, hidden):
+        each[:, first, second] = each[:, second, first]
+    return given, hidden
+
+
 @pytest.mark.parametrize(("atoms", "channels", "width", "count"), [(7, 136, 64, 3), (13, 8, 64, 18), (1, 3, 5, 1)])
+@pytest.mark.parametrize("alike", [False, True])
 @pytest.mark.usefixtures("few_at_a_time")
-def test_gradients_go_back_through_the_matrices_of_the_edges(atoms, channels, width, count):
+def test_gradients_go_back_through_the_matrices_of_the_edges(atoms, channels, width, count, alike):
     given, hidden = given_to(hidden_tensor(2, atoms, channels))
+    given, hidden = alike_in_both_directions(given, hidden) if alike else (given, hidden)
     matrices, values = draw(width, channels * width), draw(2, atoms, count, 3, width)[:, :, :, 1]
     found = through_edges(*edge_matrices(hidden, given, matrices), values)
     several = matrices.double().view(width, channels, width)
@@ -91,6 +101,17 @@ def test_where_nothing_is_given_there_is_no_matrix():
     assert places[there].tolist() == list(range(int(there.sum())))
     assert places[~there].eq(-1).all()
     assert through_edges(places, matrices, draw(2, 7, 3, 64))[7:].eq(0).all()
+
+
+def test_edges_of_which_the_same_is_given_in_both_directions_have_one_matrix():
+    given, hidden = alike_in_both_directions(*given_to(hidden_tensor()))
+    places, _ = edge_matrices(hidden, given, draw(64, 136 * 64))
+    there, same = (given != 0).any(3), (given == given.transpose(1, 2)).all(3)
+    assert torch.equal(places[same], places.mT[same])
+    assert places[~there].eq(-1).all()
+    numbers = there.sum() - (there & same).tril(-1).sum()
+    assert places[there].unique().tolist() == list(range(int(numbers)))
+    assert numbers < there.sum()
 
 
 def test_an_edge_that_is_not_a_number_shows():
@@ -136,8 +157,8 @@ def test_gates_of_all_gradients_are_differentiated_as_one_by_one():
         torch.testing.assert_close(found, mpnn_parts.gru_backward(gradients[:, number], gates))
 
 
-def half_precision_rounds(batch, atoms, width=16, channels=24, features=8):
-    """All rounds and what they depend on, in float32 but for what is kept."""
+def half_precision_rounds(batch, atoms, width=16, channels=24, features=8, turned=None):
+    """All rounds and what they depend on, in float32 but for what is kept; one may lie column by column."""
     given, _ = given_to(hidden_tensor(batch, atoms, channels), features)
     factors = (
         given.float(),
@@ -148,9 +169,23 @@ def half_precision_rounds(batch, atoms, width=16, channels=24, features=8):
         draw(*shape, dtype=torch.float32) / 4 for shape in ((3 * width, width), (3 * width, width), (3 * width,), (3 * width,))
     ]
     inputs = [draw(batch, atoms, width, dtype=torch.float32), *factors, draw(width, dtype=torch.float32), *cell]
+    inputs = [each.T.contiguous().T if place == turned else each for place, each in enumerate(inputs)]
     inputs = [each.requires_grad_() for each in inputs]
     x, edges, weights, matrices, bias, *others = inputs
     return all_rounds(x, Factors(edges, weights, matrices), bias, Cell(*others), 3, torch.float16), inputs
+
+
+@pytest.mark.parametrize("turned", [2, 3], ids=["weights", "matrices"])
+def test_parameters_may_lie_in_any_order_of_memory(turned, monkeypatch):
+    monkeypatch.setattr(mpnn_parts, "has_kernels", lambda _: True)
+    found = []
+    for place in (None, turned):
+        torch.manual_seed(0)
+        after, inputs = half_precision_rounds(2, atoms=5, turned=place)
+        along = torch.ones(12, *after.shape).to(DEVICE).cumsum(0)
+        found.append([after, *torch.vmap(lambda each: torch.autograd.grad(after, inputs, each, retain_graph=True))(along)])
+    for one, other in zip(*found, strict=True):
+        assert (one - other).norm() <= 1e-5 * other.norm()
 
 
 @pytest.mark.parametrize("batch", [1, 2])

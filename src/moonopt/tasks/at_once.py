@@ -55,21 +55,21 @@ def gradients_at_once(losses: Sequence[Tensor], parameters: Sequence[Tensor]) ->
     if not used:
         return rows, None
     numbers = [number for number, loss in enumerate(losses) if loss.requires_grad]
-    found = _stacks([losses[number] for number in numbers], [parameters[place] for place in used])
+    found, scale = _stacks([losses[number] for number in numbers], [parameters[place] for place in used])
     stacks = dict(zip(used, found, strict=True))
 
     shared = [place for place in used if len(users[place]) > 1]
     of_shared, joint = [stacks[place] for place in shared], None
     if len(numbers) == len(losses) and _are_alike(of_shared):
-        joint = Joint([parameters[place] for place in shared], _side_by_side(of_shared))
-    columns: Iterable[Iterable[Tensor]] = zip(*joint.rows(), strict=True) if joint else of_shared
+        joint = Joint([parameters[place] for place in shared], _divided(_side_by_side(of_shared), scale))
+    columns: Iterable[Iterable[Tensor]] = zip(*joint.rows(), strict=True) if joint else (each / scale for each in of_shared)
     for place, column in zip(shared, columns, strict=True):
         for number, gradient in zip(numbers, column, strict=True):
             rows[number][place] = gradient if number in users[place] else None
 
     own = [(place, who[0]) for place, who in enumerate(users) if len(who) == 1]
     alone = [stacks[place][numbers.index(number)] for place, number in own]
-    for (place, number), gradient in zip(own, _copies(alone), strict=True):
+    for (place, number), gradient in zip(own, _divided_copies(alone, scale), strict=True):
         rows[number][place] = gradient
     return rows, joint
 
@@ -82,8 +82,8 @@ def _gram_in_pieces(matrix: Tensor) -> Tensor:
     return (pieces @ pieces.mT).sum(0) + rest @ rest.mT
 
 
-def _stacks(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
-    """By parameter the gradients of all losses, in float32 or better."""
+def _stacks(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[list[Tensor], float]:
+    """By parameter the gradients of all losses, in float32 or better, and what they are still to be divided by."""
 
     def gradients(*along: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(losses, parameters, along, retain_graph=True, materialize_grads=True)
@@ -93,15 +93,20 @@ def _stacks(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> list[Tens
     along = [column.to(loss) for column, loss in zip(each_alone.unbind(1), losses, strict=True)]
     with torch.enable_grad(), without_autocast(losses[0].device.type), without_hooks(parameters), noted(NOT_BATCHED):
         found = torch.vmap(gradients, randomness="same")(*along)
-    return [stack for stack in unscaled(found, scale) if stack is not None]
+    return [stack for stack in unscaled(found, 1) if stack is not None], scale
 
 
-def _copies(gradients: Sequence[Tensor]) -> Iterator[Tensor]:
+def _divided(matrix: Tensor, scale: float) -> Tensor:
+    """In place: all at once, and once they lie in a row, where each stack would take an operation of its own."""
+    return matrix if scale == 1 else matrix.div_(scale)
+
+
+def _divided_copies(gradients: Sequence[Tensor], scale: float) -> Iterator[Tensor]:
     """So that the gradients of the other losses, which are zero, are not kept beside them."""
     if not _are_alike(gradients):
-        return (gradient.clone() for gradient in gradients)
+        return (gradient / scale for gradient in gradients)
     (row,) = _side_by_side([gradient.unsqueeze(0) for gradient in gradients])
-    return _pieces(row, gradients)
+    return _pieces(_divided(row, scale), gradients)
 
 
 def _are_alike(tensors: Sequence[Tensor]) -> bool:

@@ -56,15 +56,19 @@ def spread(hidden: Tensor, values: Tensor) -> Tensor:
 def edge_matrices(hidden: Tensor, given: Tensor, matrices: Tensor) -> tuple[Tensor, Tensor]:
     """The places (B, N, N) and the matrices sum_c hidden[b, i, j, c] A_c of edges of which anything is given.
 
-    Of contiguous (B, N, N, C), (B, N, N, F) and (width, C width), the A_c side by side. Nothing may be hidden where nothing is
-    given, as relu(weights 0) is zero: such an edge has the place -1. There is room for all edges, of which no more is used.
+    Of contiguous (B, N, N, C), (B, N, N, F) and (width, C width), the A_c side by side. What is hidden must be a function of
+    what is given, and nothing where that is nothing, as relu(weights given) is: such an edge has the place -1, and an edge of
+    which the same is given as of the one from j to i its place, as in molecules all have. There is room for all edges.
     """
     channels, width = hidden.shape[3], len(matrices)
+    back = (given == given.transpose(1, 2)).all(3).tril(-1)
     there = (given != 0).any(3)
-    last, total = there.flatten().cumsum(0), there.numel()
-    places = torch.where(there, last.view(there.shape) - 1, -1)
+    listed = there & ~back
+    last, total = listed.flatten().cumsum(0), listed.numel()
+    own = torch.where(listed, last.view(listed.shape) - 1, -1)
+    places = torch.where(there & back, own.mT, own)
     edges, out = places.new_empty(total), matrices.new_empty(total, width, width)
-    _list_edges[(triton.cdiv(total, NUMBERS),)](places, edges, total, NUMBERS=NUMBERS)
+    _list_edges[(triton.cdiv(total, NUMBERS),)](own, edges, total, NUMBERS=NUMBERS)
     _edge_matrices[triton.cdiv(width * width, COLUMNS), triton.cdiv(total, ROWS)](
         hidden, matrices, edges, last, out, total,
         CHANNELS=channels, WIDTH=width, ROWS=ROWS, COLUMNS=COLUMNS, DEPTH=DEPTH, num_warps=8,
@@ -87,7 +91,10 @@ def gru_backward_of_several(gradients: Tensor, gates: Tensor, out: Tensor) -> Te
     """As in ``mpnn_parts``, all contiguous."""
     (_, count, width), total = gradients.shape, gradients.numel()
     of_state = gradients.new_empty(gradients.shape)
-    _gru_backward[(triton.cdiv(total, NUMBERS),)](gradients, gates, out, of_state, total, count, width, NUMBERS=NUMBERS)
+    _gru_backward[(triton.cdiv(total, NUMBERS),)](
+        gradients, gates, out, of_state, total,
+        COUNT=count, WIDTH=width, NUMBERS=NUMBERS,
+    )  # fmt: skip
     return of_state
 
 
@@ -221,21 +228,24 @@ def _through_edges(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _gru_backward(gradients, gates, of_gates, of_state, total, count, width, NUMBERS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gru_backward(  # type: ignore[no-untyped-def]
+    gradients, gates, of_gates, of_state, total,
+    COUNT: tl.constexpr, WIDTH: tl.constexpr, NUMBERS: tl.constexpr,
+):  # fmt: skip
     number = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
     inside = number < total
-    row, column = number // width, number % width
-    gate = gates + (row // count) * 5 * width + column
+    row, column = number // WIDTH, number % WIDTH
+    gate = gates + (row // COUNT) * 5 * WIDTH + column
     r = tl.load(gate, mask=inside)
-    z = tl.load(gate + width, mask=inside)
-    n = tl.load(gate + 2 * width, mask=inside)
-    state = tl.load(gate + 3 * width, mask=inside)
-    slope = tl.load(gate + 4 * width, mask=inside) * r * (1 - r)
+    z = tl.load(gate + WIDTH, mask=inside)
+    n = tl.load(gate + 2 * WIDTH, mask=inside)
+    state = tl.load(gate + 3 * WIDTH, mask=inside)
+    slope = tl.load(gate + 4 * WIDTH, mask=inside) * r * (1 - r)
     gradient = tl.load(gradients + number, mask=inside)
     of_n = gradient * (1 - z) * (1 - n * n)
-    to = of_gates + row * 4 * width + column
+    to = of_gates + row * 4 * WIDTH + column
     tl.store(to, of_n * slope, mask=inside)
-    tl.store(to + width, gradient * (state - n) * z * (1 - z), mask=inside)
-    tl.store(to + 2 * width, of_n, mask=inside)
-    tl.store(to + 3 * width, of_n * r, mask=inside)
+    tl.store(to + WIDTH, gradient * (state - n) * z * (1 - z), mask=inside)
+    tl.store(to + 2 * WIDTH, of_n, mask=inside)
+    tl.store(to + 3 * WIDTH, of_n * r, mask=inside)
     tl.store(of_state + number, gradient * z, mask=inside)

@@ -69,8 +69,8 @@ class _Rounds(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, *given: Any) -> Tensor:
         edges, weights, matrices, bias, weight_ih, weight_hh, bias_ih, bias_hh, rounds, kept, learning = given
         (batch, atoms, width), channels = x.shape, len(weights)
-        edges, matrices = edges.to(kept).contiguous(), matrices.to(kept)
-        hidden = positive_products(edges.flatten(0, 2), weights.to(kept)).view(batch, atoms, atoms * channels)
+        edges, weights_kept, matrices = (each.to(kept).contiguous() for each in (edges, weights, matrices))
+        hidden = positive_products(edges.flatten(0, 2), weights_kept).view(batch, atoms, atoms * channels)
         several = matrices.view(width, channels, width).transpose(0, 1)
         # All rounds side by side, so that the backward pass multiplies them at once; without one the next takes the place.
         sent = matrices.new_empty(batch * atoms, channels, rounds if learning else 1, width)

@@ -39,6 +39,7 @@ def gradients_of_several(gradients: Tensor, *saved: Tensor, of_edges: bool) -> t
         of_bias = of_bias + of_message.sum(0)
         of_got[:, :, :, number] = of_message.view(batch, atoms, count, width)
         of_x = of_x + of_state + from_messages(of_got[:, :, :, number])
+    del from_messages  # with what it has made of the edges
     of_hidden = of_got.view(batch, atoms * count, -1) @ sent.view(batch, -1, rounds * width).mT
     of_hidden = of_hidden.view(batch, atoms, count, *hidden.shape[2:])
     found = [
