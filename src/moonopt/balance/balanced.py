@@ -23,13 +23,14 @@ from moonopt.balance.base import (
 )
 from moonopt.balance.clipping import CLIPPED, note_shared, noted_shared
 from moonopt.balance.delivery import as_of_backward, delivered
-from moonopt.balance.wrapper import Wrapper, check_shapes, check_usable, make_capturable
+from moonopt.balance.kept import KeptWeights
+from moonopt.balance.wrapper import Wrapper, check_usable
 from moonopt.errors import unknown_name
 from moonopt.tasks.capturing import is_capturing
 from moonopt.tasks.gradients import gram_anew, gram_by_columns, graph_features, leaves_of
 from moonopt.tasks.losses import Losses, TaskLosses, check_same_tasks, detached, read_losses
 from moonopt.tasks.pending import MicroBatch, Pending
-from moonopt.tasks.presence import mean_by_task, pick, selection, spread
+from moonopt.tasks.presence import mean_by_task, spread
 from moonopt.tasks.reduce import mean_over_ranks, on_any_rank, refuse_different_tasks, refuse_several_ranks, world_size
 from moonopt.tasks.replay import Replay
 from moonopt.tasks.verbs import NO_GRADIENT, Closure, Parts, TaskOptimizer, run_backward
@@ -102,8 +103,7 @@ class Balanced(Wrapper):
             "tasks": list(balancer.tasks),
             "step": 0,
             "age": 0,  # of the weights, in steps
-            "weights": torch.full_like(like, 1 / len(like)),
-            "weighed": [False] * len(like),  # which tasks the weights were made for
+            **KeptWeights.initial(like),
             **({} if balancer.max_norm is None else {CLIPPED: [False] * len(trained)}),
         }
         self.memory.update(start | balancer.initial(like))
@@ -124,13 +124,8 @@ class Balanced(Wrapper):
             found = saved.get(Memory.PREFIX + what)
             if found != here:
                 raise ValueError(f"The checkpoint is of balancer_{what} {found!r}, expected {here!r}.")
-        check_shapes(self.optimizer, state_dict)
         remembered = dict(self.memory)
-        capturable = [group.get("capturable") for group in self.param_groups]
-        self.optimizer.load_state_dict(state_dict)
-        for group, flag in zip(self.param_groups, capturable, strict=True):
-            if flag is not None:  # a matter of this process: a checkpoint of a GPU may go on on a CPU
-                group["capturable"] = flag
+        self._load_inner(state_dict)
         for name, before in remembered.items():
             if isinstance(before, Tensor):
                 if self.memory[name].shape != before.shape:
@@ -159,8 +154,7 @@ class Balanced(Wrapper):
     @property
     def task_weights(self) -> Tensor:
         """Those of the last combined losses, in the order of the tasks; a task that was not there had none."""
-        weights: Tensor = self.memory["weights"]
-        return weights
+        return self._kept.weights
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """The inner optimizer's step; then the balancer learns from it."""
@@ -218,12 +212,6 @@ class Balanced(Wrapper):
         if not all("capturable" in group for group in self.param_groups):
             return f"{type(self.optimizer).__name__} has no capturable form: use torch.optim.Adam or AdamW, or moonopt.Muon"
         return None
-
-    def prepare_for_capture(self) -> None:
-        if isinstance(self.optimizer, TaskOptimizer):
-            self.optimizer.prepare_for_capture()
-        else:
-            make_capturable(self.optimizer)
 
     # The parts
 
@@ -317,11 +305,11 @@ class Balanced(Wrapper):
 
     def _combined(self, losses: TaskLosses, batch: MicroBatch | None) -> Tensor:
         if batch is None:  # nobody differentiates this
-            return self._shown(losses, pick(self.task_weights, losses.present))
+            return self._shown(losses, self._kept.of(losses))
         check_same_tasks(self._pending.foreseen.pop("tasks", losses.names), losses.names)
         tasks = Tasks(losses, self._trained(), self._shared, self._engine, self._pending.foreseen.pop("gram", None))
         if isinstance(self.balancer, Aggregator) and bool(tasks.values.isfinite().all()):
-            weights = self._remembered(self.balancer.weights(tasks, self.memory), losses)
+            weights = self._kept.take(self.balancer.weights(tasks, self.memory), losses, anew=self._is_due())
             batch.observed = Observed(weights)
             directions = self.balancer.direction(tasks, self.memory)
             rest = [p for p in [*tasks.parameters, *tasks.strangers] if p not in directions]
@@ -338,36 +326,23 @@ class Balanced(Wrapper):
         """The balancer's, or those that stay: among micro-batches, between refreshes, and where a loss is not finite."""
         losses = tasks.losses
         if not self._is_due():
-            self._forget_weights_of_no_use()
-        unweighed = [name for name, known in zip(self.tasks, self.memory["weighed"], strict=True) if not known]
-        if not self._is_due() and not set(unweighed) & set(losses.names):
-            return pick(self.task_weights, losses.present)
+            if self._pending.batches:
+                self._kept.forget_of_no_use(self._pending.batches[0].observed_before)
+            if self._kept.are_for(losses):
+                return self._kept.of(losses)
         if self.balancer.needs_gradients and not is_capturing(losses.values.device) and not tasks.values.isfinite().all():
-            return pick(self.task_weights, losses.present)
+            return self._kept.of(losses)
         try:
             with torch.no_grad():
                 weights = self.balancer.weights(tasks, self.memory)
         except NonFiniteGradientError as error:
-            old = pick(self.task_weights, losses.present)
+            old = self._kept.of(losses)
             return torch.where(error.bad.to(old.device), torch.nan, old)  # which the step will tell of
-        return self._remembered(weights, losses)
+        return self._kept.take(weights, losses, anew=self._is_due())
 
-    def _forget_weights_of_no_use(self) -> None:
-        """Those of a micro-batch whose losses are not finite, and which a training loop may have left out therefore."""
-        if self._pending.batches:
-            weights = self.task_weights
-            self.memory["weights"] = torch.where(weights.isfinite().all(), weights, self._pending.batches[0].observed_before)
-
-    def _remembered(self, weights: Tensor, losses: TaskLosses) -> Tensor:
-        before, known = self.memory["weights"], self.memory["weighed"]
-        if self._is_due():
-            before, known = torch.zeros_like(before), [False] * len(known)
-        weights = weights.to(losses.values.device, before.dtype)
-        new = [here and not old for here, old in zip(losses.present, known, strict=True)]  # the others stay as they are
-        found = spread(weights, losses.present)  # and not the balancer's own tensor, which a captured step would write into
-        self.memory["weights"] = found.clone() if all(new) else torch.where(selection(new, before) > 0, found, before)
-        self.memory["weighed"] = [a or b for a, b in zip(known, losses.present, strict=True)]
-        return pick(self.memory["weights"], losses.present).to(weights)
+    @property
+    def _kept(self) -> KeptWeights:
+        return KeptWeights(self.memory)
 
     def _shown(self, losses: TaskLosses, weights: Tensor) -> Tensor:
         return self.balancer.value(losses.values.detach(), weights.to(losses.values), self.memory)
@@ -408,7 +383,7 @@ class Balanced(Wrapper):
 
     def _learned(self, batches: Sequence[MicroBatch]) -> Learned:
         presences = [batch.present for batch in batches]
-        like: Tensor = self.memory["weights"]
+        like = self.task_weights
         present = tuple(any(here) for here in zip(*presences, strict=True))
         before = mean_over_ranks(mean_by_task([batch.before for batch in batches], presences, like))
         self._pending.by_task |= {"loss": before}
@@ -421,9 +396,3 @@ class Balanced(Wrapper):
                         found.append(batch.evaluated_again(losses).values)
             after = mean_over_ranks(mean_by_task(found, presences, like))
         return Learned(present, before, after, [each.observed.noted for each in batches if each.observed.noted is not None])
-
-    def _parameters(self) -> list[Tensor]:
-        return [p for p in self._trained() if p.requires_grad]
-
-    def _trained(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"]]

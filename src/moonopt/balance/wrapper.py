@@ -42,6 +42,12 @@ class Wrapper(TaskOptimizer):
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
         return self.optimizer.defaults
 
+    def prepare_for_capture(self) -> None:
+        if isinstance(self.optimizer, TaskOptimizer):
+            self.optimizer.prepare_for_capture()
+        else:
+            _make_capturable(self.optimizer)
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         self.optimizer.add_param_group(param_group)
 
@@ -63,6 +69,20 @@ class Wrapper(TaskOptimizer):
     def register_load_state_dict_post_hook(self, hook: Any, prepend: bool = False) -> Any:
         return self.optimizer.register_load_state_dict_post_hook(hook, prepend)
 
+    def _load_inner(self, state_dict: dict[str, Any]) -> None:
+        _check_shapes(self.optimizer, state_dict)
+        capturable = [group.get("capturable") for group in self.param_groups]
+        self.optimizer.load_state_dict(state_dict)
+        for group, flag in zip(self.param_groups, capturable, strict=True):
+            if flag is not None:  # a matter of this process: a checkpoint of a GPU may go on on a CPU
+                group["capturable"] = flag
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for p in self._trained() if p.requires_grad]
+
+    def _trained(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
 
 def check_usable(optimizer: Optimizer) -> None:
     """Raise where an optimizer cannot take the gradient that a balancer leaves."""
@@ -73,7 +93,7 @@ def check_usable(optimizer: Optimizer) -> None:
         raise ValueError(f"{name} evaluates the losses as often as it likes, which no balancer can follow: use another one.")
 
 
-def check_shapes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+def _check_shapes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     """Raise where a checkpoint is of a model of another size: a fused optimizer of torch would write beyond its state."""
     if not type(optimizer).__module__.startswith("torch.optim"):  # others may keep what they like
         return
@@ -84,7 +104,7 @@ def check_shapes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
                     raise ValueError(f"The checkpoint's {name} has shape {tuple(value.shape)}, expected {tuple(p.shape)}.")
 
 
-def make_capturable(optimizer: Optimizer) -> None:
+def _make_capturable(optimizer: Optimizer) -> None:
     """One of torch's then keeps its number of steps, and what else is one number, on the device."""
     for group in optimizer.param_groups:
         group["capturable"] = True
