@@ -1,4 +1,4 @@
-"""A function in two processes with gloo."""
+"""A function in two processes with gloo, a batch for each of them, and a comparison of what they give."""
 
 import datetime
 import os
@@ -8,10 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed, multiprocessing
 
+NEEDS_GLOO = pytest.mark.skipif(
+    not distributed.is_available() or not distributed.is_gloo_available(), reason="torch was built without gloo"
+)
 WORLD = 2
+TASKS = ("left", "right", "up")
 TIMEOUT = 60  # seconds
 
 
@@ -43,3 +48,18 @@ def _run(rank: int, function: Callable[[int], Any], port: int, folder: str) -> N
     torch.save(function(rank), f"{folder}/{rank}.pt")
     distributed.destroy_process_group()
     os._exit(0)  # threads of gloo may outlast the interpreter, which torch now and then ends with an abort
+
+
+def data(seed, rank):
+    generator = torch.Generator().manual_seed(10 * seed + rank)
+    x = torch.randn(16, 6, generator=generator, dtype=torch.float64)
+    return x, (1 + rank) * torch.randn(16, len(TASKS), generator=generator, dtype=torch.float64)
+
+
+def joined(seed):
+    """The batches of both in one."""
+    return tuple(torch.cat(each) for each in zip(*(data(seed, rank) for rank in range(WORLD)), strict=True))
+
+
+def assert_identical(first, second):
+    torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)

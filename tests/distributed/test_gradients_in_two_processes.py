@@ -4,18 +4,16 @@ import contextlib
 
 import pytest
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from moonopt.methods import BALANCERS, build
 from moonopt.tasks.gradients import STATIC_GRAPH
-from two_processes import WORLD, both
+from two_processes import NEEDS_GLOO, TASKS, assert_identical, both, data, joined
 
-pytestmark = pytest.mark.skipif(
-    not distributed.is_available() or not distributed.is_gloo_available(), reason="torch was built without gloo"
-)
+pytestmark = NEEDS_GLOO
 
-STEPS, TASKS = 5, ("left", "right", "up")
+STEPS = 5
 METHODS = [name for name, each in BALANCERS.items() if each.needs_gradients]
 ENGINES = ("stored", "stored:batched")
 CASES = [(name, engine) for name in [*METHODS, "nash-mtl+muon"] for engine in ENGINES]
@@ -142,16 +140,6 @@ def losses_of(forward, expert=None):
     return losses
 
 
-def data(seed, rank):
-    generator = torch.Generator().manual_seed(10 * seed + rank)
-    x = torch.randn(16, 6, generator=generator, dtype=torch.float64)
-    return x, (1 + rank) * torch.randn(16, len(TASKS), generator=generator, dtype=torch.float64)
-
-
-def joined(seed):
-    return tuple(torch.cat(each) for each in zip(*(data(seed, rank) for rank in range(WORLD)), strict=True))
-
-
 def result(model, optimizer):
     memory = {name: value for name, value in optimizer.memory.items() if isinstance(value, torch.Tensor | int)}
     return {"parameters": [p.detach() for p in model.parameters()], "memory": memory}
@@ -163,10 +151,6 @@ def result(model, optimizer):
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     return both(run, tmp_path_factory.mktemp("ranks"))
-
-
-def assert_identical(first, second):
-    torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(("name", "engine"), CASES)

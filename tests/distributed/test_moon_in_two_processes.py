@@ -5,19 +5,17 @@ import itertools
 
 import pytest
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from moonopt import MOON
 from moonopt.tasks.directional import SUPPORT
 from moonopt.tasks.gradients import STATIC_GRAPH
-from two_processes import WORLD, both
+from two_processes import NEEDS_GLOO, TASKS, WORLD, assert_identical, both, data, joined
 
-pytestmark = pytest.mark.skipif(
-    not distributed.is_available() or not distributed.is_gloo_available(), reason="torch was built without gloo"
-)
+pytestmark = NEEDS_GLOO
 
-STEPS, TASKS = 6, ("left", "right", "up")
+STEPS = 6
 MODES = ("loss_difference", "per_task", "forward_mode", "double_backward")
 KINDS = {"plain": {"beta": 0.5}, "auto": {"beta": "auto:0.3"}, "log": {"beta": "auto:0.3", "loss": "log"}}
 REFUSED = {"exact": {"dual": "exact"}, "auto": {"delta": "auto"}}
@@ -126,8 +124,7 @@ def train_jointly(options):
     model = network()
     optimizer = moon(model, **options)
     for seed in range(STEPS):
-        batch = (torch.cat(each) for each in zip(*(data(seed, rank) for rank in range(WORLD)), strict=True))
-        optimizer.minimize(losses_of(model), *batch)
+        optimizer.minimize(losses_of(model), *joined(seed))
     return result(model, optimizer)
 
 
@@ -155,12 +152,6 @@ def losses_of(forward, names=TASKS):
     return losses
 
 
-def data(seed, rank):
-    generator = torch.Generator().manual_seed(10 * seed + rank)
-    x = torch.randn(16, 6, generator=generator, dtype=torch.float64)
-    return x, (1 + rank) * torch.randn(16, len(TASKS), generator=generator, dtype=torch.float64)
-
-
 def result(model, optimizer):
     numbers = optimizer.diagnostics()
     told = [f"{what}/{name}" for what in ("delta", "loss", "log_loss") for name in TASKS]
@@ -177,10 +168,6 @@ def result(model, optimizer):
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     return both(run, tmp_path_factory.mktemp("ranks"))
-
-
-def assert_identical(first, second):
-    torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("tasks", ["all", "some"])

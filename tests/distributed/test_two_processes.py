@@ -4,19 +4,17 @@ import contextlib
 
 import pytest
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
 from moonopt import Muon
 from moonopt.methods import BALANCERS, build
-from two_processes import WORLD, both
+from two_processes import NEEDS_GLOO, TASKS, assert_identical, both, data, joined
 
-pytestmark = pytest.mark.skipif(
-    not distributed.is_available() or not distributed.is_gloo_available(), reason="torch was built without gloo"
-)
+pytestmark = NEEDS_GLOO
 
-STEPS, TASKS = 5, ("left", "right", "up")
+STEPS = 5
 SETTINGS = {"dwa": {"window": 1}}  # so that its weights move within the steps
 LOSS_BASED = [*(name for name, each in BALANCERS.items() if not each.needs_gradients), "ls+muon", "famo+muon"]
 
@@ -223,16 +221,6 @@ def losses_of(forward):
     return lambda x, y: (forward(x) - y).square().mean(0)
 
 
-def data(seed, rank):
-    generator = torch.Generator().manual_seed(10 * seed + rank)
-    x = torch.randn(16, 6, generator=generator, dtype=torch.float64)
-    return x, (1 + rank) * torch.randn(16, len(TASKS), generator=generator, dtype=torch.float64)
-
-
-def joined(seed):
-    return tuple(torch.cat(each) for each in zip(*(data(seed, rank) for rank in range(WORLD)), strict=True))
-
-
 def result(model, optimizer):
     memory = {name: value for name, value in optimizer.memory.items() if isinstance(value, torch.Tensor)}
     return {"parameters": [p.detach() for p in model.parameters()], "memory": memory}
@@ -244,10 +232,6 @@ def result(model, optimizer):
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
     return both(run, tmp_path_factory.mktemp("ranks"))
-
-
-def assert_identical(first, second):
-    torch.testing.assert_close(first, second, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", LOSS_BASED)
