@@ -623,3 +623,26 @@ def test_sparse_gradients_are_told(name):
     embedding, *heads = model
     with pytest.raises(RuntimeError, match="sparse=False"):
         optimizer.minimize(lambda: [head(embedding(torch.arange(5))).square().mean() for head in heads])
+
+
+@pytest.mark.parametrize("name", GRADIENT_BASED)
+def test_an_embedding_that_another_optimizer_trains_may_have_sparse_gradients(name, two_heads, batch):
+    x, y = batch(tasks=3)
+    found = []
+    for sparse in (False, True):
+        model, embedding = two_heads(3), nn.Embedding(4, x.shape[1], sparse=sparse)
+        nn.init.ones_(embedding.weight)
+        optimizer, other = build(name, model, 3), torch.optim.SGD(embedding.parameters(), lr=0.1)
+
+        def losses(model=model, embedding=embedding):
+            return list(model.losses(x * embedding(torch.arange(len(x)) % 3), y))
+
+        for _ in range(3):
+            other.zero_grad()
+            optimizer.minimize(losses)
+            assert embedding.weight.grad.is_sparse == sparse
+            other.step()
+        found.append([p.detach() for p in (*model.parameters(), embedding.weight)])
+    torch.testing.assert_close(*found)
+    assert (found[1][-1][:3] != 1).any()
+    assert (found[1][-1][3] == 1).all()

@@ -232,7 +232,7 @@ class Tasks:
         if not parameters:
             return {}
         total = (weights.to(self.losses.values) * self.losses.values).sum()
-        (row,) = task_gradients([total], parameters, scale=self._scale)
+        (row,) = task_gradients([total], parameters, scale=self._scale, sparse=True)
         return by_parameter(parameters, row)
 
     @functools.cached_property

@@ -32,12 +32,17 @@ GRADIENT_SCALE = 2.0**8
 
 
 def task_gradients(
-    losses: Sequence[Tensor], parameters: Sequence[Tensor], retain_graph: bool = True, scale: float | None = None
+    losses: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    retain_graph: bool = True,
+    scale: float | None = None,
+    sparse: bool = False,
 ) -> Rows:
     """For each loss its gradients in the parameters, in float32 or better; None where it does not depend on one.
 
     The graph must be one that several backward passes can go through: see ``graph_features``. Without ``retain_graph``, for a
-    single loss, it is gone afterwards. ``scale`` is their ``gradient_scale``, where that is known.
+    single loss, it is gone afterwards. ``scale`` is their ``gradient_scale``, where that is known. With ``sparse`` there may be
+    sparse ones, which cannot be compared.
     """
     if not parameters:
         return [[] for _ in losses]
@@ -49,7 +54,7 @@ def task_gradients(
             if loss.requires_grad:
                 scaled = loss if scale == 1 else loss * scale
                 row = torch.autograd.grad(scaled, parameters, retain_graph=retain_graph, allow_unused=True)
-            rows.append(unscaled(row, scale))
+            rows.append(unscaled(row, scale, sparse))
     return rows
 
 
@@ -232,9 +237,9 @@ def without_hooks(parameters: Sequence[Tensor]) -> Iterator[None]:
             registered.update(kept)
 
 
-def unscaled(row: Sequence[Tensor | None], scale: float) -> list[Tensor | None]:
+def unscaled(row: Sequence[Tensor | None], scale: float, sparse: bool = False) -> list[Tensor | None]:
     """Gradients of losses that were multiplied by ``scale``, divided by it again, in float32 or better."""
-    if any(each is not None and each.is_sparse for each in row):
+    if not sparse and any(each is not None and each.is_sparse for each in row):
         raise RuntimeError("Sparse gradients are not supported among task gradients: build the embedding with sparse=False.")
     found = [each.to(torch.promote_types(each.dtype, torch.float32)) for each in row if each is not None]
     divided = iter(torch._foreach_div(found, scale) if found and scale != 1 else found)
