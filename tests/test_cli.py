@@ -597,6 +597,8 @@ def test_the_checksum_of_ones_own_code_is_the_same_for_all_versions_of_python(tm
     monkeypatch.chdir(tmp_path)
     code_of.cache_clear()
     assert code_of("checksummed:f") == "7f6e1e426d75"
+    (tmp_path / "long.py").write_text("x = " + " + ".join(["1"] * 900) + "\n")
+    assert len(code_of("long:x")) == 12
     sys.path.remove(str(tmp_path))
 
 

@@ -358,24 +358,46 @@ def test_gradnorm_keeps_one_gradient_at_a_time_while_it_looks_for_its_layer(two_
 
 
 @pytest.mark.parametrize("cleared", [False, True])
-def test_gradnorm_learns_nothing_from_a_batch_without_a_step(two_heads, batch, cleared):
-    """Whose losses are finite, and their gradient is not."""
+@pytest.mark.parametrize("kind", ["sound", "of NaN gradients"])
+def test_gradnorm_learns_from_the_batches_of_a_step_alone(two_heads, batch, cleared, kind):
+    """Not from one that is combined before them in every step, as for a log, and has no backward pass."""
     found = []
     for with_another in (False, True):
         model = two_heads()
         optimizer = Balanced(GradNorm(2), torch.optim.SGD(model.parameters(), lr=0.01))
         for seed in range(4):
-            if with_another and seed == 2:
-                optimizer.combine([each + (0 * model.trunk[2].weight[0, 0]).sqrt() for each in separate(model)(*batch())])
+            if with_another:
+                losses = separate(model)(*batch(seed=50 + seed))
+                root = 0 * model.trunk[2].weight[0, 0]
+                optimizer.combine([each + root.sqrt() if kind == "of NaN gradients" else each for each in losses])
                 if cleared:
                     optimizer.zero_grad()
             optimizer.combine(separate(model), *batch(seed=seed)).backward()
             optimizer.step()
             optimizer.zero_grad()
         found.append([optimizer.memory["w"], optimizer.memory["first"], *(p.detach() for p in model.parameters())])
-    assert all(each.isfinite().all() for each in found[1])
-    if cleared:  # else it is a micro-batch of the next step, which has its weights
-        assert all(map(torch.equal, *found))
+    assert (found[0][0] != 1).any()
+    assert all(map(torch.equal, *found))
+
+
+def test_gradnorm_learns_once_from_micro_batches_however_they_are_differentiated(two_heads, batch):
+    found = []
+    for together in (False, True):
+        model = two_heads()
+        optimizer = Balanced(GradNorm(2), torch.optim.SGD(model.parameters(), lr=0.01))
+        for seed in range(4):
+            optimizer.zero_grad()
+            waiting = []
+            for part in range(2):
+                waiting.append(optimizer.combine(separate(model), *batch(seed=2 * seed + part)))
+                if not together:
+                    waiting.pop().backward()
+            if together:
+                sum(waiting).backward()
+            optimizer.step()
+        found.append([optimizer.memory["w"], optimizer.memory["first"], *(p.detach() for p in model.parameters())])
+    torch.testing.assert_close(*found)
+    assert torch.equal(found[0][0], found[1][0])
 
 
 def test_gradnorm_forgets_a_batch_that_waits_when_a_checkpoint_is_loaded(two_heads, batch):

@@ -19,6 +19,7 @@ ENGINES = ("stored", "stored:batched")
 CASES = [(name, engine) for name in [*METHODS, "nash-mtl+muon"] for engine in ENGINES]
 SEVERAL = ("mgda", "pcgrad", "graddrop", "gradnorm", "nash-mtl")
 REFUSED = ("blocked:2", "stored:anew", "columns")
+PLACES = ("the first model", "the second model")
 
 
 # What each process does
@@ -33,6 +34,7 @@ def run(rank):
     found |= {f"refuse {engine}": refusal("mgda", rank, engine=engine) for engine in REFUSED}
     found |= {f"expanded {name}": expanded(name, rank) for name in SEVERAL}
     found |= {f"static graph {name}": refusal(name, rank, static_graph=True) for name in SEVERAL}
+    found |= {f"static graph in {place}": refusal_of_two(place) for place in PLACES}
     return found
 
 
@@ -106,6 +108,22 @@ def skip(name, rank):
             y[0, 1] = torch.nan
         optimizer.minimize(losses_of(forward), x, y)
     return result(model, optimizer) | {"skipped": optimizer.diagnostics()["skipped_steps"]}
+
+
+def refusal_of_two(static):
+    """Of a model made of two, each of which averages its gradients by itself."""
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(6, 8), nn.Linear(8, len(TASKS))]).double()
+    optimizer = build("mgda", model, TASKS)
+    first, second = (
+        DistributedDataParallel(each, static_graph=place == static, find_unused_parameters=place != static)
+        for place, each in zip(PLACES, model, strict=True)
+    )
+    try:
+        optimizer.minimize(lambda x, y: list((second(first(x)) - y).square().mean(0)), *data(0, 0))
+    except RuntimeError as error:
+        return str(error)
+    return "nothing"
 
 
 class Network(nn.Module):
@@ -193,7 +211,7 @@ def test_gradients_that_are_expanded_from_fewer_numbers_are_averaged(ranks, name
     assert all(p.isfinite().all() for p in first["parameters"])
 
 
-@pytest.mark.parametrize("name", SEVERAL)
+@pytest.mark.parametrize("name", [*SEVERAL, *(f"in {place}" for place in PLACES)])
 def test_static_graphs_are_refused(ranks, name):
     for found in ranks:
         assert f"do not work with {STATIC_GRAPH}: leave static_graph out" in found[f"static graph {name}"]

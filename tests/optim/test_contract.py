@@ -258,9 +258,10 @@ def test_a_part_of_the_model_is_routed_by_its_own_names(two_heads):
     assert [(group["kind"], len(group["params"])) for group in optimizer.param_groups[2:]] == [("vector", 2)]
 
 
-def test_another_part_of_the_model_is_routed_by_the_models_names(two_heads):
+@pytest.mark.parametrize("rules", [None, {"2.weight": "vector"}])
+def test_another_part_of_the_model_is_routed_by_the_models_names(two_heads, rules):
     model = two_heads()
-    optimizer = MOON(model.trunk, tasks=2, module=model)
+    optimizer = MOON(model.trunk, tasks=2, module=model, rules=rules)
     optimizer.add_param_group({"params": model.heads.named_parameters()})
     assert [(group["kind"], len(group["params"])) for group in optimizer.param_groups[2:]] == [("vector", 4)]
 

@@ -470,15 +470,22 @@ def test_autocast_trains(two_heads, batch):
     assert model.losses(x, y).sum() < first
 
 
+@pytest.mark.parametrize("whole", [False, True], ids=["in parts", "whole"])
 @pytest.mark.parametrize("name", ["moon", "famo", "muon", "mgda"])
-def test_the_backward_pass_may_be_compiled(two_heads, batch, name):
+@pytest.mark.filterwarnings("ignore:The second evaluation")
+def test_the_backward_pass_may_be_compiled(two_heads, batch, name, whole):
+    """Also of a batch that is left out then."""
     found = []
     for compiled in (False, True):
         model = two_heads()
         optimizer = build(name, model, tasks=2)
         for seed in range(3):
-            with compiled_autograd._enable(torch.compile(backend="eager")) if compiled else contextlib.nullcontext():
-                _by_hand(optimizer, model, batch(seed=seed))
+            compiler = torch.compile(backend="eager", fullgraph=whole)
+            with compiled_autograd._enable(compiler) if compiled else contextlib.nullcontext():
+                _after_it_by_the_model(optimizer, model, optimizer.combine(model.losses, *batch(seed=50 + seed)))
+                optimizer.combine(model.losses, *batch(seed=seed)).backward()
+                optimizer.step()
+                model.zero_grad()
         found.append([p.detach().clone() for p in model.parameters()])
     torch.compiler.reset()
     assert all(map(torch.equal, *found))

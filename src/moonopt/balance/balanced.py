@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from moonopt.balance.base import (
 from moonopt.balance.clipping import CLIPPED, note_shared, noted_shared
 from moonopt.balance.delivery import as_of_backward, delivered
 from moonopt.balance.kept import KeptWeights
+from moonopt.balance.observed import Observed, are_noted, notes_of
 from moonopt.balance.wrapper import Wrapper, check_usable
 from moonopt.errors import unknown_name
 from moonopt.tasks.capturing import is_capturing
@@ -37,13 +38,6 @@ from moonopt.tasks.verbs import NO_GRADIENT, Closure, Parts, TaskOptimizer, run_
 from moonopt.tasks.watch import LEFT, NONFINITE, TAKEN, bad_gradient, not_finite
 
 COUNTED = ("unsolved", "rejected")  # what balancers count in their memory
-
-
-class Observed(NamedTuple):
-    """What is kept of a micro-batch until the step: its weights, and what the balancer has noted."""
-
-    weights: Tensor
-    noted: Any = None
 
 
 class Balanced(Wrapper):
@@ -247,7 +241,7 @@ class Balanced(Wrapper):
         return answer
 
     def _decide(self, seen: Tasks, weights: Tensor) -> None:
-        weights.copy_(self._weights(seen))
+        weights.copy_(self._observed(seen).weights)
 
     def _keeps_gradients(self) -> bool:
         """Whether a step is best made of the task gradients themselves, once their inner products have led to weights.
@@ -263,7 +257,7 @@ class Balanced(Wrapper):
     @property
     def _weighs_by_gram(self) -> bool:
         """Whether the weights follow from the inner products of gradients that are all kept."""
-        more = isinstance(self.balancer, Aggregator) or self.balancer.evaluates_again
+        more = isinstance(self.balancer, Aggregator) or self.balancer.evaluates_again or self.balancer.takes_notes
         return self.balancer.uses_gram and self._engine.keeps_all and not more
 
     def _replay(self, closure: Closure, args: tuple[Any, ...]) -> Replay | None:
@@ -308,37 +302,42 @@ class Balanced(Wrapper):
             return self._shown(losses, self._kept.of(losses))
         check_same_tasks(self._pending.foreseen.pop("tasks", losses.names), losses.names)
         tasks = Tasks(losses, self._trained(), self._shared, self._engine, self._pending.foreseen.pop("gram", None))
+        observed = batch.observed = self._observed(tasks)
+        weights = observed.weights
         if isinstance(self.balancer, Aggregator) and bool(tasks.values.isfinite().all()):
-            weights = self._kept.take(self.balancer.weights(tasks, self.memory), losses, anew=self._is_due())
-            batch.observed = Observed(weights)
             directions = self.balancer.direction(tasks, self.memory)
             rest = [p for p in [*tasks.parameters, *tasks.strangers] if p not in directions]
             return delivered(directions | tasks.plain_gradient(rest), self._shown(losses, weights))
-        weights = self._weights(tasks)
-        batch.observed = Observed(weights, tasks.noted)
         note_shared(tasks, self.balancer, self._trained(), self.memory)
         if self.balancer.heads == "plain" and (tasks.heads or tasks.strangers):
             return delivered(tasks.weighted_gradient(weights), self._shown(losses, weights))
         loss = (weights.to(losses.values) * losses.values).sum()
         return self._shown(losses, weights) + (loss - loss.detach())
 
-    def _weights(self, tasks: Tasks) -> Tensor:
-        """The balancer's, or those that stay: among micro-batches, between refreshes, and where a loss is not finite."""
+    def _observed(self, tasks: Tasks) -> Observed:
+        """The balancer's weights, or those that stay: among micro-batches, between refreshes, where a loss is not finite."""
         losses = tasks.losses
-        if not self._is_due():
-            if self._pending.batches:
-                self._kept.forget_of_no_use(self._pending.batches[0].observed_before)
-            if self._kept.are_for(losses):
-                return self._kept.of(losses)
+        if not self._is_due() and self._pending.batches:
+            self._kept.forget_of_no_use(self._pending.batches[0].observed_before)
+        stay = not self._is_due() and self._kept.are_for(losses)
+        if stay and self._is_noted(losses):
+            return Observed(self._kept.of(losses))
         if self.balancer.needs_gradients and not is_capturing(losses.values.device) and not tasks.values.isfinite().all():
-            return self._kept.of(losses)
+            return Observed(self._kept.of(losses))
         try:
             with torch.no_grad():
-                weights = self.balancer.weights(tasks, self.memory)
+                weights = None if stay else self.balancer.weights(tasks, self.memory)
+                noted = None if self._is_noted(losses) else self.balancer.note(tasks, self.memory)
         except NonFiniteGradientError as error:
             old = self._kept.of(losses)
-            return torch.where(error.bad.to(old.device), torch.nan, old)  # which the step will tell of
-        return self._kept.take(weights, losses, anew=self._is_due())
+            return Observed(torch.where(error.bad.to(old.device), torch.nan, old))  # which the step will tell of
+        kept = self._kept.of(losses) if weights is None else self._kept.take(weights, losses, anew=self._is_due())
+        return Observed(kept, noted)
+
+    def _is_noted(self, losses: TaskLosses) -> bool:
+        """Whether nothing is to be noted of these tasks: it was, of batches that are sure of a part in the step."""
+        sure = [each for each in self._pending.batches if each.backward_has_run]
+        return not self.balancer.takes_notes or self.memory["age"] > 0 or are_noted(losses.present, sure)
 
     @property
     def _kept(self) -> KeptWeights:
@@ -395,4 +394,4 @@ class Balanced(Wrapper):
                     with torch.no_grad(), self._again(batch.replay) as losses:
                         found.append(batch.evaluated_again(losses).values)
             after = mean_over_ranks(mean_by_task(found, presences, like))
-        return Learned(present, before, after, [each.observed.noted for each in batches if each.observed.noted is not None])
+        return Learned(present, before, after, notes_of(batches))

@@ -108,7 +108,6 @@ class Tasks:
         self.parameters = [p for p in trained if p.requires_grad]
         self._shared, self._engine, self._gram = shared, engine, gram
         self._joint: Joint | None = None  # of the gradients, where they are known and lie in one matrix
-        self.noted: Any = None  # what a balancer wants to know of them after the step, if there is one
 
     @property
     def chosen(self) -> Sequence[Tensor] | None:
@@ -273,7 +272,7 @@ class Tasks:
 class Learned(NamedTuple):
     """What a step has shown: the mean losses of the tasks before it, on all ranks, and after it where that was asked for.
 
-    And what the balancer has noted of the micro-batches that it is made of.
+    And what the balancer has noted of its micro-batches: of each task once, of the first that has it.
     """
 
     present: tuple[bool, ...]
@@ -303,6 +302,8 @@ class Balancer(ABC):
     #: What the norm of the shared parameters' gradient is clipped to before the step.
     max_norm: float | None = None
     takes_logarithms: ClassVar[bool] = False
+    #: Whether it wants to know of the tasks what ``note`` tells after the step.
+    takes_notes: ClassVar[bool] = False
 
     def __init__(self, tasks: int | Sequence[str]) -> None:
         self.tasks = task_names(tasks)
@@ -320,6 +321,10 @@ class Balancer(ABC):
     @abstractmethod
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
         """One weight per task that is there."""
+
+    def note(self, tasks: Tasks, memory: Memory) -> Any:
+        """What ``learn`` is to know of them, if this batch leads to a step."""
+        return None
 
     def value(self, losses: Tensor, weights: Tensor, memory: Memory) -> Tensor:
         """The number that the combined loss shows; its gradient is that of the weighted sum."""

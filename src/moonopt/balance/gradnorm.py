@@ -33,6 +33,7 @@ class GradNorm(Balancer):
     name: ClassVar[str] = "gradnorm"
     needs_gradients: ClassVar[bool] = True
     capturable: bool = True
+    takes_notes: ClassVar[bool] = True
 
     def __init__(
         self, tasks: int | Sequence[str], alpha: float = 1.5, lr: float = 0.025, layer: Sequence[Tensor] | None = None
@@ -46,10 +47,7 @@ class GradNorm(Balancer):
 
     def weights(self, tasks: Tasks, memory: Memory) -> Tensor:
         """Those of the moment; what the gradients say is for the next step."""
-        weights = pick(memory["w"], tasks.losses.present)
-        if tasks.count > 1:
-            tasks.noted = self._slopes(tasks, weights, memory)
-        return weights
+        return pick(memory["w"], tasks.losses.present)
 
     def learn(self, learned: Learned, memory: Memory) -> None:
         for slopes, here, first in learned.noted:
@@ -58,9 +56,12 @@ class GradNorm(Balancer):
             positive = memory["w"].clamp_min(1e-6)
             memory["w"] = positive * len(positive) / positive.sum()
 
-    def _slopes(self, tasks: Tasks, weights: Tensor, memory: Memory) -> tuple[Tensor, Tensor, Tensor]:
-        """Those of the weights, which tasks are there, and the first losses that are known."""
+    def note(self, tasks: Tasks, memory: Memory) -> tuple[Tensor, Tensor, Tensor] | None:
+        """The slopes of the weights, which tasks are there, and the first losses that are known; of one task nothing."""
+        if tasks.count == 1:
+            return None
         present = tasks.losses.present
+        weights = pick(memory["w"], present)
         losses = spread(tasks.values.to(memory["w"]), present)
         here = selection(present, memory["w"])
         first = torch.where((here > 0) & memory["first"].isnan(), losses, memory["first"])

@@ -69,9 +69,17 @@ def code_of(location: str) -> str | None:
     try:
         spec = importlib.util.find_spec(_within_reach(location))
         text = "" if spec is None or spec.origin is None else Path(spec.origin).read_text()
-        return hashlib.sha256(repr(_outline(ast.parse(text))).encode()).hexdigest()[:12] if text else None
+        return hashlib.sha256(_without_layout(text).encode()).hexdigest()[:12] if text else None
     except (ImportError, ValueError, OSError, SyntaxError):
         return None
+
+
+def _without_layout(text: str) -> str:
+    """A module without its comments and layout; as it is where its sums and chains are too long to be looked into."""
+    try:
+        return repr(_outline(ast.parse(text)))
+    except RecursionError:
+        return text
 
 
 def _outline(node: object) -> Any:
@@ -79,7 +87,7 @@ def _outline(node: object) -> Any:
     if isinstance(node, ast.AST):
         parts = [(name, _outline(part)) for name, part in ast.iter_fields(node) if part is not None and part != []]
         return [type(node).__name__, *parts]
-    return [_outline(each) for each in node] if isinstance(node, list) else repr(node)
+    return [_outline(each) for each in node] if isinstance(node, list) else ascii(node)
 
 
 def import_object(location: str, what: str) -> Any:

@@ -329,8 +329,9 @@ class Muon(TaskOptimizer):
         params = param_group["params"]
         param_group = param_group | {"params": [params] if isinstance(params, Tensor) else list(params)}
         if "kind" not in param_group:
-            known = (self._root, self._module)  # the second is more, where the first is a part of it
-            routed = next(filter(None, (routed_groups(param_group, each, self._rules, self.state) for each in known)), [])
+            routed = routed_groups(param_group, self._root, self._rules, self.state)
+            if not routed:  # of another part of the model, perhaps, which no rule can speak of
+                routed = routed_groups(param_group, self._module, None, self.state)
             for group in routed:
                 self.add_param_group(group)
             if routed:

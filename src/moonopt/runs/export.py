@@ -77,8 +77,9 @@ def _with_other_seeds(path: Path, runs: Sequence[Run]) -> list[Run]:
     """The runs, and those of other seeds that the file has from before. Warns of what is kept and of what is replaced."""
     by_seed, (first, *others) = {run.seed: run for run in runs}, runs
     for run in others:
-        if differing := _differing(first, run):
-            raise UserError(f"{run.source} is not of the same {', '.join(differing)} as {first.source}: export them apart.")
+        if differing := _other_code(first, run):
+            found = f"{run.source} is not of the same {', '.join(differing)} as {first.source}"
+            raise UserError(f"{found}: run one of them anew, or export them to different folders.")
     before = read_runs([path]) if path.exists() else []
     replaced = [run.seed for run in before if run.seed in by_seed and run.result != by_seed[run.seed].result]
     kept = [run for run in before if run.seed not in by_seed]
@@ -87,7 +88,9 @@ def _with_other_seeds(path: Path, runs: Sequence[Run]) -> list[Run]:
     for run in kept:
         if differing := _differing(first, run):
             keys = ", ".join(differing)
-            raise UserError(f"{path} has seed {run.seed} with other settings ({keys}): move it, or export to another folder.")
+            raise UserError(
+                f"{path} has seed {run.seed} with other settings or code ({keys}): move it, or export to another folder."
+            )
     if replaced:
         warnings.warn(f"{path.name}: {seeds_text(replaced)} replaced.", stacklevel=3)
     if kept:
@@ -122,13 +125,14 @@ def _content(label: str, runs: Sequence[Run]) -> dict[str, Any]:
 
 def _differing(first: Run, second: Run) -> list[str]:
     """In which settings, or in whose code of a user's own."""
-    a, b = _what_is_run(first), _what_is_run(second)
-    return [key for key in {**a, **b} if a.get(key) != b.get(key)]
+    a, b = ({"benchmark": run.benchmark, **run.config["settings"]} for run in (first, second))
+    return [*(key for key in {**a, **b} if a.get(key) != b.get(key)), *_other_code(first, second)]
 
 
-def _what_is_run(run: Run) -> dict[str, Any]:
-    own = {f"code of {name}": checksum for name, checksum in (run.config.get("code") or {}).items()}
-    return {"benchmark": run.benchmark, **run.config["settings"], **own}
+def _other_code(first: Run, second: Run) -> list[str]:
+    """Whose code of a user's own differs, where both know a checksum: older runs have none."""
+    a, b = (run.config.get("code") or {} for run in (first, second))
+    return [f"code of {name}" for name in a.keys() & b.keys() if a[name] != b[name]]
 
 
 def _label(run: Run) -> str:

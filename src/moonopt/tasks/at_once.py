@@ -62,7 +62,7 @@ def gradients_at_once(losses: Sequence[Tensor], parameters: Sequence[Tensor]) ->
     of_shared, joint = [stacks[place] for place in shared], None
     if len(numbers) == len(losses) and _are_alike(of_shared):
         joint = Joint([parameters[place] for place in shared], _divided(_side_by_side(of_shared), scale))
-    columns: Iterable[Iterable[Tensor]] = zip(*joint.rows(), strict=True) if joint else (each / scale for each in of_shared)
+    columns: Iterable[Iterable[Tensor]] = zip(*joint.rows(), strict=True) if joint else _each_divided(of_shared, scale)
     for place, column in zip(shared, columns, strict=True):
         for number, gradient in zip(numbers, column, strict=True):
             rows[number][place] = gradient if number in users[place] else None
@@ -97,14 +97,18 @@ def _stacks(losses: Sequence[Tensor], parameters: Sequence[Tensor]) -> tuple[lis
 
 
 def _divided(matrix: Tensor, scale: float) -> Tensor:
-    """In place: all at once, and once they lie in a row, where each stack would take an operation of its own."""
+    """In place, and so in one operation: gradients that lie in several orders of memory would take one each."""
     return matrix if scale == 1 else matrix.div_(scale)
+
+
+def _each_divided(gradients: Sequence[Tensor], scale: float) -> Sequence[Tensor]:
+    return gradients if scale == 1 or not gradients else torch._foreach_div(list(gradients), scale)
 
 
 def _divided_copies(gradients: Sequence[Tensor], scale: float) -> Iterator[Tensor]:
     """So that the gradients of the other losses, which are zero, are not kept beside them."""
     if not _are_alike(gradients):
-        return (gradient / scale for gradient in gradients)
+        return iter(_each_divided([gradient.clone() for gradient in gradients], scale))
     (row,) = _side_by_side([gradient.unsqueeze(0) for gradient in gradients])
     return _pieces(_divided(row, scale), gradients)
 

@@ -21,7 +21,7 @@ _CALLED = (types.FunctionType, types.MethodType, functools.partial)
 _OUTSIDE = ("GLOBAL", "NAME", "DEREF")  # the kinds of names in a function's code that may be of something outside of it
 
 
-def code_of(closure: object) -> object:
+def body_of(closure: object) -> object:
     """What stands for the text of a closure, whatever arguments it is bound to."""
     while isinstance(closure, functools.partial):
         closure = closure.func
@@ -80,7 +80,7 @@ def own_generators(closure: object, args: tuple[Any, ...], modules: Iterable[nn.
 def _attributes(owner: object) -> Iterable[object]:
     try:
         return owner.__dict__.values()
-    except Exception:  # what has none, or a proxy of nothing
+    except Exception:  # it has none, or stands for something that is not there
         return ()
 
 

@@ -205,22 +205,22 @@ def leaves_of(losses: Tensor) -> list[Tensor]:
 
 def graph_features(losses: Tensor) -> dict[str, str]:
     """What in a graph makes task gradients wrong or impossible, each with what else could be done about it."""
-    by_name = {type(node).__name__: node for node in nodes_of([losses])}
-    nodes, features = by_name.keys(), {}
+    found = list(nodes_of([losses]))
+    nodes, features = {type(node).__name__ for node in found}, {}
     if "CheckpointFunctionBackward" in nodes:  # parameters inside would silently get no gradient
         features["reentrant checkpointing"] = "call torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
     if "CompiledFunctionBackward" in nodes:  # knows its gradient, and nothing more
         features["compiled models"] = "train the model without torch.compile"
     if "CompiledFunctionBackward" in nodes and torch._functorch.config.donated_buffer:  # freed by the first backward pass
         features["donated buffers"] = "set torch._functorch.config.donated_buffer = False before compiling"
-    if _is_of_static_graph(by_name.get("_DDPSinkBackward")):
+    if "_DDPSinkBackward" in nodes and any(map(_is_of_static_graph, found)):
         features[STATIC_GRAPH] = "leave static_graph out"
     return features
 
 
-def _is_of_static_graph(sink: Any) -> bool:
-    """Whether the model of a node of DistributedDataParallel has one."""
-    parallel = getattr(sink, "ddp_weakref", lambda: None)()
+def _is_of_static_graph(node: Any) -> bool:
+    """Whether it is one of DistributedDataParallel, of a model that has one."""
+    parallel = getattr(node, "ddp_weakref", lambda: None)()
     return parallel is not None and bool(parallel.static_graph)
 
 

@@ -44,9 +44,11 @@ class MicroBatch:
         self.backward_has_run = True
         if self.replay is not None:
             self.replay.notice_backward()
-        if not torch.compiler.is_compiling():  # compiled autograd has no end of a pass
-            engine = torch.autograd.Variable._execution_engine
-            engine.queue_callback(functools.partial(self._look_for_gradients, parameters))
+        if torch.compiler.is_compiling():  # compiled autograd may not have a look at the end of the pass
+            self.left_gradients = True
+            return
+        engine = torch.autograd.Variable._execution_engine
+        engine.queue_callback(functools.partial(self._look_for_gradients, parameters))
 
     def _look_for_gradients(self, parameters: Sequence[Tensor]) -> None:
         self.left_gradients = any(p.grad is not None for p in parameters)

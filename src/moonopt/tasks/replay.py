@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from moonopt.tasks.capturing import draw_again, is_capturing
-from moonopt.tasks.closures import code_of, looked_up, own_generators
+from moonopt.tasks.closures import body_of, looked_up, own_generators
 from moonopt.tasks.kernels import KERNELS, has_dropout, plain_kernels
 from moonopt.tasks.losses import detached
 
@@ -46,7 +46,7 @@ class Replay:
         differentiating: set[object] | None = None,
     ) -> None:
         self._closure, self._args, self._module, self._plain = closure, args, module, plain
-        self._code = code_of(closure)
+        self._code = body_of(closure)
         self._differentiating = set() if differentiating is None else differentiating
         self._looked_up, self._warn = looked_up(closure), warn
         self._plain_at_first = False

@@ -162,7 +162,7 @@ def test_seeds_with_other_settings_do_not_share_a_file(make_run, toy_metrics, tm
     before, content = file.read_text(), json.loads(file.read_text())
     content["config"]["settings"]["optimizer.lr"] = 0.5
     file.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=r"moon\.json has seed 0 with other settings \(optimizer\.lr\): move it"):
+    with pytest.raises(UserError, match=r"moon\.json has seed 0 with other settings or code \(optimizer\.lr\): move it"):
         export(read_runs(folders[1:]), tmp_path)
     file.write_text(before[:100])
     with pytest.raises(UserError, match="is damaged"):
@@ -175,11 +175,15 @@ def test_seeds_of_other_code_of_ones_own_do_not_share_a_file(make_run, toy_metri
     for folder, checksum in zip(folders, ("a" * 12, "b" * 12), strict=True):
         config = json.loads((folder / "config.json").read_text()) | {"code": {"own:Toy": checksum}}
         (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(UserError, match=r"seed1 is not of the same code of own:Toy as .*seed0: export them apart"):
+    with pytest.raises(UserError, match=r"seed1 is not of the same code of own:Toy as .*seed0: run one of them anew"):
         export(read_runs(folders), tmp_path)
-    export(read_runs(folders[:1]), tmp_path)
-    with pytest.raises(UserError, match=r"moon\.json has seed 0 with other settings \(code of own:Toy\): move it"):
-        export(read_runs(folders[1:]), tmp_path)
+    export(read_runs(folders[:1]), tmp_path / "out")
+    with pytest.raises(UserError, match=r"moon\.json has seed 0 with other settings or code \(code of own:Toy\): move it"):
+        export(read_runs(folders[1:]), tmp_path / "out")
+    config = json.loads((folders[1] / "config.json").read_text())
+    del config["code"]  # as of an older run
+    (folders[1] / "config.json").write_text(json.dumps(config))
+    assert len(export(read_runs(folders), tmp_path / "both")) == 1
 
 
 def test_unfinished_runs_are_left_out_with_a_warning(make_run, toy_metrics, tmp_path):
