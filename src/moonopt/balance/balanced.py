@@ -304,7 +304,7 @@ class Balanced(Wrapper):
         tasks = Tasks(losses, self._trained(), self._shared, self._engine, self._pending.foreseen.pop("gram", None))
         observed = batch.observed = self._observed(tasks)
         weights = observed.weights
-        if isinstance(self.balancer, Aggregator) and bool(tasks.values.isfinite().all()):
+        if isinstance(self.balancer, Aggregator) and tasks.are_finite:
             directions = self.balancer.direction(tasks, self.memory)
             rest = [p for p in [*tasks.parameters, *tasks.strangers] if p not in directions]
             return delivered(directions | tasks.plain_gradient(rest), self._shown(losses, weights))
@@ -319,15 +319,15 @@ class Balanced(Wrapper):
         losses = tasks.losses
         if not self._is_due() and self._pending.batches:
             self._kept.forget_of_no_use(self._pending.batches[0].observed_before)
-        stay = not self._is_due() and self._kept.are_for(losses)
-        if stay and self._is_noted(losses):
+        stay, noted_already = not self._is_due() and self._kept.are_for(losses), self._is_noted(losses)
+        if stay and noted_already:
             return Observed(self._kept.of(losses))
-        if self.balancer.needs_gradients and not is_capturing(losses.values.device) and not tasks.values.isfinite().all():
+        if self.balancer.needs_gradients and not is_capturing(losses.values.device) and not tasks.are_finite:
             return Observed(self._kept.of(losses))
         try:
             with torch.no_grad():
                 weights = None if stay else self.balancer.weights(tasks, self.memory)
-                noted = None if self._is_noted(losses) else self.balancer.note(tasks, self.memory)
+                noted = None if noted_already else self.balancer.note(tasks, self.memory)
         except NonFiniteGradientError as error:
             old = self._kept.of(losses)
             return Observed(torch.where(error.bad.to(old.device), torch.nan, old))  # which the step will tell of

@@ -125,6 +125,11 @@ class Tasks:
         return mean_over_ranks(self.losses.values.detach())
 
     @functools.cached_property
+    def are_finite(self) -> bool:
+        """Whether all losses are; this waits for the device, once."""
+        return bool(self.values.isfinite().all())
+
+    @functools.cached_property
     def gradients(self) -> Rows:
         """For each task its gradient in every parameter, None where the loss does not depend on it."""
         if self._engine.text != BATCHED:

@@ -80,9 +80,6 @@ class Wrapper(TaskOptimizer):
     def _parameters(self) -> list[Tensor]:
         return [p for p in self._trained() if p.requires_grad]
 
-    def _trained(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"]]
-
 
 def check_usable(optimizer: Optimizer) -> None:
     """Raise where an optimizer cannot take the gradient that a balancer leaves."""

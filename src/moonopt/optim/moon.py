@@ -273,8 +273,7 @@ class MOON(Muon):
         if not batches or at_rest or self._solves:
             move_matrices()
             return
-        trained = [p for each in self.param_groups for p in each["params"]]
-        move = Move(rate, self._relative(directions, rate) if self._mode.exact else {}, trained)
+        move = Move(rate, self._relative(directions, rate) if self._mode.exact else {}, self._trained())
         if self._mode.exact:
             try:
                 found = [self._mode.deltas(batch, self._evaluate, move) for batch in batches]

@@ -130,9 +130,9 @@ def _differing(first: Run, second: Run) -> list[str]:
 
 
 def _other_code(first: Run, second: Run) -> list[str]:
-    """Whose code of a user's own differs, where both know a checksum: older runs have none."""
-    a, b = (run.config.get("code") or {} for run in (first, second))
-    return [f"code of {name}" for name in a.keys() & b.keys() if a[name] != b[name]]
+    """Whose code of a user's own differs, where both know a checksum."""
+    a, b = first.own_code, second.own_code
+    return [key for key in a if key in b and a[key] != b[key]]
 
 
 def _label(run: Run) -> str:

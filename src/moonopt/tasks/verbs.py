@@ -95,9 +95,9 @@ class TaskOptimizer(Optimizer):
         self, closure: Closure | Losses, args: tuple[Any, ...], again: Callable[[], Losses] | None
     ) -> tuple[Tensor, Losses]:
         self._pending.watch.tell()
-        parameters = [p for group in self.param_groups for p in group["params"]]
+        trained = self._trained()
         if torch.is_grad_enabled():
-            self._pending.forget_left_out(parameters)
+            self._pending.forget_left_out(trained)
         if callable(closure):
             if again is not None:
                 raise ValueError("again= is for losses that were computed already: a closure is called again by itself.")
@@ -115,8 +115,12 @@ class TaskOptimizer(Optimizer):
         batch = self._micro_batch(losses, replay) if losses.values.requires_grad else None
         loss = self._combined(losses, batch)
         if batch is not None:
-            self._pending.add(batch, loss, parameters)
+            self._pending.add(batch, loss, trained)
         return loss, answer
+
+    def _trained(self) -> list[Tensor]:
+        """All parameters of all groups, those that are frozen as well."""
+        return [p for group in self.param_groups for p in group["params"]]
 
     def _replay(self, closure: Closure, args: tuple[Any, ...]) -> Replay | None:
         """How to evaluate ``closure`` again, for methods that do."""

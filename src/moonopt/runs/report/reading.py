@@ -38,6 +38,11 @@ class Run:
         return bool((self.result or {}).get("made_up_data"))
 
     @property
+    def own_code(self) -> dict[str, str]:
+        """Checksums of a benchmark and of a method that are a user's own, by what they are of; older runs have none."""
+        return {f"code of {name}": checksum for name, checksum in (self.config.get("code") or {}).items()}
+
+    @property
     def trouble(self) -> str | None:
         """Why the run gives no numbers, in a few words; None if it is finished."""
         if self.result is not None:

@@ -43,8 +43,7 @@ def made_differently(runs: Sequence[Run]) -> list[str]:
         result = run.result or {}
         hardware, versions = result.get("hardware") or {}, result.get("versions") or {}
         origins = {"commit": result.get("commit"), "torch": versions.get("torch"), "device": hardware.get("device")}
-        own = {f"code of {name}": checksum for name, checksum in (run.config.get("code") or {}).items()}
-        for key, value in (origins | own | {key: run.config.get(key) for key in ("amp", "compile")}).items():
+        for key, value in (origins | run.own_code | {key: run.config.get(key) for key in ("amp", "compile")}).items():
             found.setdefault(key, {})[_text(value)] = None
     differing = [f"{key} ({', '.join(values)})" for key, values in found.items() if len(values) > 1]
     return [f"The runs were not all made alike: they differ in {'; '.join(differing)}."] if differing else []
