@@ -158,8 +158,7 @@ class _Graph:
         self._answers, self._structure = tree_flatten(answer)
         self._report = pending.watch.captured
         self._shown = dict(pending.by_task), dict(pending.latest)
-        trained = [p for group in optimizer.param_groups for p in group["params"]]
-        self._gradients = [(p, p.grad) for p in trained]
+        self._gradients = [(p, p.grad) for p in optimizer._trained()]
 
     def _capture_all(self, parts: Parts) -> Any:
         """Each part as a graph of its own; what the step returns."""
