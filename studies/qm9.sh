@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The QM9 study of docs/qm9.md. It wants QM9 in $MOONOPT_DATA (moonopt data fetch qm9).
 #   studies/qm9.sh STAGE     (by default DEVICE=cuda, JOBS=3, the cells at once, RUNS=runs, EPOCHS=60, SWEEP=12)
-# Stages: speed, which wants the GPU to itself and writes SPEED/qm9-GPU.json (results/speed, h200); tune, three rates for three rows
+# Stages: speed, which wants the GPU to itself and writes SPEED/qm9-GPU.json (results/speed, h200); tune, three rates for four rows
 # with EPOCHS epochs, those of the others being chosen before (results/qm9); budget, three seeds of every method, those that were not
 # tuned at the rate of ls; beta, MOON with other values of it, SWEEP epochs; protocol, the full 300 epochs. Plateaus have a patience
 # scaled to the epochs. Messages are kept in float16, products are in TensorFloat-32; ENGINE is how task gradients are made, by default
@@ -19,7 +19,7 @@ set -u
 DEVICE=${DEVICE:-cuda} JOBS=${JOBS:-3} RUNS=${RUNS:-runs} EPOCHS=${EPOCHS:-60} SWEEP=${SWEEP:-12} MORE=${MORE:-}
 ENGINE=${ENGINE:-stored:batched} SPEED=${SPEED:-results/speed} GPU=${GPU:-h200}
 export OMP_NUM_THREADS=1
-TUNE=moon-log-auto,famo,ls
+TUNE=moon-log-auto,famo,ls,imtl-g
 ALL=moon,moon-log-auto,muon,famo+muon,famo,ls,nash-mtl,si,rlw,dwa,uw,mgda,pcgrad,cagrad,imtl-g
 TUNED=${TUNED:-$(dirname "$0")/../results/qm9}
 
@@ -52,6 +52,7 @@ method() {
 grid() {
     case $1 in
     moon* | *muon) echo --grid optimizer.lr=6.3e-4,1.25e-3,2.5e-3 ;;
+    imtl-g) echo --grid optimizer.lr=2.5e-4,5e-4,1e-3 ;; # the rate of ls is too large for it
     *) echo --grid optimizer.lr=1e-3,2e-3,4e-3 ;;
     esac
 }
