@@ -523,19 +523,22 @@ def test_imtl_g_weights_may_be_negative():
     assert imtl_g_weights(gram_of(gradients)).min() < 0
 
 
-def test_imtl_g_turns_against_all_gradients_where_the_sum_is_negative():
+def gram_between_two(norm):
+    """Of two gradients of length one and a third between them of this one: C^-1 1 is (15, 15, -20)."""
     cosines = torch.tensor([[1.0, 0.0, 0.7], [0.0, 1.0, 0.7], [0.7, 0.7, 1.0]], dtype=torch.float64)
-    norms = torch.tensor([1.0, 1.0, 0.5], dtype=torch.float64)  # C^-1 1 is (15, 15, -20)
-    gram = cosines * norms * norms.unsqueeze(1)
+    norms = torch.tensor([1.0, 1.0, norm], dtype=torch.float64)
+    return cosines * norms * norms.unsqueeze(1)
+
+
+def test_imtl_g_turns_against_all_gradients_where_the_sum_is_negative():
+    gram = gram_between_two(0.5)
     weights = imtl_g_weights(gram)
     torch.testing.assert_close(weights, torch.tensor([-1.5, -1.5, 4.0], dtype=torch.float64))
-    torch.testing.assert_close(gram @ weights / norms, torch.full((3,), -0.1, dtype=torch.float64))
+    torch.testing.assert_close(gram @ weights / gram.diagonal().sqrt(), torch.full((3,), -0.1, dtype=torch.float64))
 
 
 def test_imtl_g_does_nothing_where_the_weights_have_no_sum():
-    cosines = torch.tensor([[1.0, 0.0, 0.7], [0.0, 1.0, 0.7], [0.7, 0.7, 1.0]], dtype=torch.float64)
-    norms = torch.tensor([1.0, 1.0, 2 / 3], dtype=torch.float64)  # C^-1 1 is (15, 15, -20)
-    gram = cosines * norms * norms.unsqueeze(1)
+    gram = gram_between_two(2 / 3)
     assert imtl_g_weights(gram).tolist() == [0.0, 0.0, 0.0]
     assert imtl_g_weights(gram + 1e-6 * torch.eye(3)).sum().item() == pytest.approx(1, abs=1e-9)
 

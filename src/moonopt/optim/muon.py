@@ -206,7 +206,7 @@ class Muon(TaskOptimizer):
             if entries:
                 active.append(Active(group, *map(list, zip(*entries, strict=True))))
         if not active:
-            given = sum(p.grad is not None for group in self.param_groups for p in group["params"])
+            given = sum(p.grad is not None for p in self._trained())
             raise RuntimeError(FROZEN.format(given) if given else NO_GRADIENT)
         if any(gradient.is_sparse for each in active for gradient in each.gradients):
             raise RuntimeError("Sparse gradients are not supported: build the embedding with sparse=False.")

@@ -106,9 +106,9 @@ class CapturedStep:
                 described.append((type(leaf), leaf))
             else:
                 return None
-        groups, device = self._optimizer.param_groups, self._device.type
-        settings = [_settings(self._optimizer, group) for group in groups]
-        parameters = tuple((p.data_ptr(), p.requires_grad) for group in groups for p in group["params"])
+        device = self._device.type
+        settings = [_settings(self._optimizer, group) for group in self._optimizer.param_groups]
+        parameters = tuple((p.data_ptr(), p.requires_grad) for p in self._optimizer._trained())
         training = tuple(each.training for each in self._modules)
         autocast = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
         return (*described, *settings, parameters, training, autocast)
