@@ -27,7 +27,7 @@ WEIGHTED: tuple[Variant, ...] = (PLAIN, ROBUST, ("famo", {}), ("famo+muon", {}))
 #: Of all epochs those that the figure begins with.
 FROM = 0.1
 #: Of Δm, at even distances of the error.
-TICKS = (-25, 0, 10, 25, 50, 100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600)
+TICKS = (-25, 0, 25, 50, 100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600)
 
 
 def plots(stages: Stages) -> list[Plot]:

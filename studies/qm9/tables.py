@@ -86,9 +86,11 @@ def _earlier(rounds: Mapping[str, Stage]) -> str:
     for name, stage in rounds.items():
         labelled = [(variant(row.method, stage.changes(row)), row) for row in stage.study.rows]
         rows = [[label, rate(row), seeds(row), entry(row, DELTA, 1)] for label, row in labelled]
-        told.append(f"`{name}`:\n\n{_tuning(stage.tuning)}")
+        told.append(f"`{name}`:")
+        if stage.tuning:
+            told.append(_tuning(stage.tuning))
         if rows:
-            told.append(f"At these rates, {stage.epochs} epochs:\n\n{markdown(['', 'rate', 'seeds', 'Δm (%)'], rows)}")
+            told.append(f"{_budget(stage)}\n\n{markdown(['', 'rate', 'seeds', 'Δm (%)'], rows)}")
     return "\n\n".join(told) or NOTHING
 
 

@@ -180,9 +180,18 @@ def test_earlier_rounds_are_told_with_what_came_of_their_choices(fill, tmp_path)
     page = fill()
     told = section(page, "earlier")
     assert "`first-round`:\n\n12 epochs:\n\n| rate | 0.02 | 0.04 |" in told
-    assert "At these rates, 60 epochs:" in told
+    assert "60 epochs, `train.schedule=plateau:0.7:1`.\n\n|  | rate | seeds | Δm (%) |" in told
     assert "| moon | 0.02 | 2 | 300.0 ± 0.0 |" in told
     assert section(page, "main") == "Not run yet.\n"
+
+
+def test_runs_that_no_trials_chose_are_told_without(fill, tmp_path):
+    fill(("moon", {**BUDGET, "train.schedule": "plateau:0.7:5"}))
+    apart = tmp_path / "results" / "qm9" / "slow-plateau"
+    apart.mkdir()
+    (tmp_path / "results" / "qm9" / "0.json").rename(apart / "0.json")
+    told = section(fill(), "earlier")
+    assert told.startswith("`slow-plateau`:\n\n60 epochs, `train.schedule=plateau:0.7:5`.\n\n| ")
 
 
 def test_figures_are_drawn_of_what_was_run(fill, tmp_path):
