@@ -121,7 +121,11 @@ def refused(call, *words, changes=False):
         (("data", "make", "nyuv2", "--size", "288"), "--size is written HEIGHTxWIDTH, as 288x384, found '288'."),
         (("data", "make", "mnist", "--size", "28x28"), "--size is for scenes: the images of mnist have one size."),
         (("data", "verify", "mnits"), "Unknown benchmark or data set 'mnits': .*, mnist, .*Did you mean 'mnist'?"),
-        (("data", "fetch", "mnist", "--data", "absent"), "There is no folder absent, which --data names for data."),
+        (("data", "verify", "mnist", "--data", "absent"), "There is no folder absent, which --data names for data."),
+        (
+            ("data", "fetch", "mnist", "--data", __file__),
+            f"There is no folder {re.escape(__file__)}, which --data names for data.",
+        ),
         (
             ("run", "multimnist", "--data", "."),
             "Not in mnist: train-images-idx3-ubyte, .* `moonopt data fetch mnist`",
@@ -469,7 +473,6 @@ def test_data_come_from_the_option_then_the_environment(call, monkeypatch):
 
 
 def test_made_up_data_can_be_trained_on_and_are_not_replaced(call):
-    Path("digits").mkdir()
     assert call("data", "make", "mnist", "--data", "digits") == (0, "Made-up data of mnist are in digits.\n", "")
     few = [word for split in ("train", "valid", "test") for word in ("--set", f"data.{split}_pairs=32")]
     words = ("run", "multimnist", "--data", "digits", *few, *SHORT, "--set", "train.batch_size=16", "--set", "model.depth=1")

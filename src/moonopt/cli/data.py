@@ -36,7 +36,7 @@ def data_verify(name: DataName, data: DataFolder = None) -> None:
 @data_app.command("fetch")
 def data_fetch(name: DataName, data: DataFolder = None) -> None:
     """Fetch data from where they are published."""
-    folder = find_data_folder(data)
+    folder = find_data_folder(data, must_exist=False)
     find_data(name)().fetch(folder)
     out.print(f"The data of {name} are in {folder}, whole.", soft_wrap=True, highlight=False)
 
@@ -51,7 +51,7 @@ def data_make(
     data: DataFolder = None,
 ) -> None:
     """Make up data in the format of the real ones."""
-    folder, bench = out_folder or find_data_folder(data), find_data(name)()
+    folder, bench = out_folder or find_data_folder(data, must_exist=False), find_data(name)()
     if size is not None and bench.made_up_size is None:
         raise UserError(f"--size is for scenes: the images of {name} have one size.")
     bench.make(folder, count, seed, **({} if size is None else {"size": _read_size(size)}))

@@ -6,11 +6,11 @@ from pathlib import Path
 from moonopt.errors import UserError
 
 
-def find_data_folder(option: Path | None = None) -> Path:
-    """``--data``, then ``$MOONOPT_DATA``, then ``~/.cache/moonopt``."""
+def find_data_folder(option: Path | None = None, must_exist: bool = True) -> Path:
+    """``--data``, then ``$MOONOPT_DATA``, then ``~/.cache/moonopt``, which need not be there in any case."""
     source, folder = ("--data", option) if option is not None else ("$MOONOPT_DATA", os.environ.get("MOONOPT_DATA"))
     if not folder:
         return Path.home() / ".cache" / "moonopt"
-    if not Path(folder).is_dir():
+    if not Path(folder).is_dir() and (must_exist or Path(folder).exists()):
         raise UserError(f"There is no folder {folder}, which {source} names for data.")
     return Path(folder)
