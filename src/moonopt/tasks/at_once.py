@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moonopt.errors import noted
 from moonopt.linalg.polar import without_autocast
-from moonopt.tasks.gradients import Rows, depends_on, gradient_scale, unscaled, without_hooks
+from moonopt.tasks.gradients import Rows, depends_on, each_divided, gradient_scale, unscaled, without_hooks
 
 #: What an error may come from.
 NOT_BATCHED = (
@@ -62,7 +62,7 @@ def gradients_at_once(losses: Sequence[Tensor], parameters: Sequence[Tensor]) ->
     of_shared, joint = [stacks[place] for place in shared], None
     if len(numbers) == len(losses) and _are_alike(of_shared):
         joint = Joint([parameters[place] for place in shared], _divided(_side_by_side(of_shared), scale))
-    columns: Iterable[Iterable[Tensor]] = zip(*joint.rows(), strict=True) if joint else _each_divided(of_shared, scale)
+    columns: Iterable[Iterable[Tensor]] = zip(*joint.rows(), strict=True) if joint else each_divided(of_shared, scale)
     for place, column in zip(shared, columns, strict=True):
         for number, gradient in zip(numbers, column, strict=True):
             rows[number][place] = gradient if number in users[place] else None
@@ -101,14 +101,10 @@ def _divided(matrix: Tensor, scale: float) -> Tensor:
     return matrix if scale == 1 else matrix.div_(scale)
 
 
-def _each_divided(gradients: Sequence[Tensor], scale: float) -> Sequence[Tensor]:
-    return gradients if scale == 1 or not gradients else torch._foreach_div(list(gradients), scale)
-
-
 def _divided_copies(gradients: Sequence[Tensor], scale: float) -> Iterator[Tensor]:
     """So that the gradients of the other losses, which are zero, are not kept beside them."""
     if not _are_alike(gradients):
-        return iter(_each_divided([gradient.clone() for gradient in gradients], scale))
+        return (gradient / scale for gradient in gradients)
     (row,) = _side_by_side([gradient.unsqueeze(0) for gradient in gradients])
     return _pieces(_divided(row, scale), gradients)
 

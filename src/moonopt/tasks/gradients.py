@@ -242,8 +242,13 @@ def unscaled(row: Sequence[Tensor | None], scale: float, sparse: bool = False) -
     if not sparse and any(each is not None and each.is_sparse for each in row):
         raise RuntimeError("Sparse gradients are not supported among task gradients: build the embedding with sparse=False.")
     found = [each.to(torch.promote_types(each.dtype, torch.float32)) for each in row if each is not None]
-    divided = iter(torch._foreach_div(found, scale) if found and scale != 1 else found)
+    divided = iter(each_divided(found, scale))
     return [None if each is None else next(divided) for each in row]
+
+
+def each_divided(gradients: list[Tensor], scale: float) -> Sequence[Tensor]:
+    """All at once; where there is nothing to divide by, they themselves."""
+    return torch._foreach_div(gradients, scale) if gradients and scale != 1 else gradients
 
 
 def nodes_of(outputs: Iterable[Tensor]) -> Iterator[torch.autograd.graph.Node]:
